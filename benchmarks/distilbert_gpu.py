@@ -29,9 +29,9 @@ from torch import Tensor
 from benchmarks import common
 from benchmarks.timing import step_times
 from trainmark import metrics
-from trainmark.config import Precision
 from trainmark.distributed.mesh import single
 from trainmark.hardware import devices
+from trainmark.hardware.devices import Precision
 from trainmark.training.precision import set_matmul_precision
 from trainmark.workloads import resolve
 from trainmark.workloads.distilbert import data, flops, model, runs, step

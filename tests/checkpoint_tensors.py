@@ -1,9 +1,26 @@
-"""Tensors to put into checkpoints, and their comparison to the last bit."""
+"""Checkpoints of some tensors, and the comparison of tensors to the last bit."""
+
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from trainmark.checkpoint import checkpoints
+
 STATE = {"step": 7, "lr": 0.1, "data": {"position": 4096, "epochs": [1, 2]}, "name": "é", "n": None}
+
+
+def save_checkpoint(
+    root: Path,
+    step: int,
+    tensors: dict[str, Tensor],
+    state: dict[str, Any],
+    keep: int,
+    best: int | None = None,
+) -> Path:
+    """Save without a thread; returns the checkpoint's folder."""
+    return checkpoints.plan(root, step, tensors, state, keep, best).write()
 
 
 def some_tensors() -> dict[str, Tensor]:

@@ -32,7 +32,7 @@ import torch
 from safetensors import safe_open
 
 from tests import small, small_distilbert
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import folders
 from trainmark.cli import main as trainmark
 from trainmark.distributed.launched import leave, run_rank
 
@@ -73,7 +73,7 @@ class Counts:
 
 def of_a_run(output: Path) -> End:
     """Weights, optimiser, losses, metrics."""
-    newest = checkpoints.latest(output / "checkpoints")
+    newest = folders.latest(output / "checkpoints")
     assert newest is not None, f"{output} has no checkpoint"
     found: End = {"curve": (output / "loss.csv").read_bytes(), "step": newest.name}
     for path in sorted(newest.glob("rank-*.safetensors")):

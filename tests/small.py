@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainmark import workloads
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import folders
 from trainmark.cli import main
 from trainmark.clickdata import feature_spec
 from trainmark.distributed.mesh import single
@@ -85,7 +85,7 @@ def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 
 def newest(output: Path) -> Path:
     """The newest checkpoint of a run."""
-    path = checkpoints.latest(output / "checkpoints")
+    path = folders.latest(output / "checkpoints")
     assert path is not None
     return path
 

@@ -195,7 +195,7 @@ def _prepare(arguments: list[str], started: float) -> None:
 
 
 NOT_NEEDED = ("pandas", "scipy")
-"""Arrow and numba load these wherever they are installed, in case that somebody uses the two
+"""Arrow and numba load these wherever they are installed, in case somebody uses the two
 together; no preparation on this machine does. It is a fifth of the time that starting takes."""
 
 
@@ -428,7 +428,7 @@ def _launch(arguments: list[str], started: float) -> int:
 
 
 def _name_of_launched(verb: str, *words: str) -> str:
-    """The name of the run to launch. Wrong flags of its command are told here, not on the ranks."""
+    """The name of the run to launch. Wrong flags of its command are refused before ranks start."""
     if verb == "evaluate":
         from trainmark.verbs.evaluate import EvaluateOptions
 
@@ -445,7 +445,7 @@ def _name_of_launched(verb: str, *words: str) -> str:
             "For a dry run of the launch, give it before 'train'."
         )
     _refuse_cluster(of_train)
-    with _cluster(of_train):  # a bad --hardware is told here
+    with _cluster(of_train):  # refuses a bad --hardware here
         pass
     return cfg.name
 

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -19,9 +19,9 @@ from trainmark import checksums
 from trainmark.bounds import Count, CountOrZero, Finite, NotNegative, Part, Positive, Seed
 from trainmark.errors import InputError, unknown
 from trainmark.hardware.backends import DeviceChoice
+from trainmark.hardware.devices import Precision
 from trainmark.validation import parse, read_mapping
 
-Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 """What every workload computes in; one that can do more says so in `Definition.precisions`."""
 SYNTHETIC = "synthetic"
@@ -66,20 +66,18 @@ class Schedule:
             return self.end_factor + (1.0 - self.end_factor) * shape
         return max(math.pow(left, self.decay_power), self.end_factor)
 
-    def problems(self) -> list[str]:
+    def problems(self) -> Iterator[str]:
         """What is wrong with these numbers, a sentence each."""
-        found = []
         if self.decay_start is None and self.decay_steps > 0:
-            found.append("schedule.decay_steps needs schedule.decay_start.")
+            yield "schedule.decay_steps needs schedule.decay_start."
         if self.decay_start is not None:
             if self.decay_start < self.warmup_steps:
-                found.append(
+                yield (
                     f"schedule.decay_start ({self.decay_start}) must not come before the end of "
                     f"the warm-up ({self.warmup_steps} steps)."
                 )
             if self.decay_steps == 0:
-                found.append("schedule.decay_start needs schedule.decay_steps above 0.")
-        return found
+                yield "schedule.decay_start needs schedule.decay_steps above 0."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,22 +270,21 @@ def to_plain(run: Run) -> dict[str, Any]:
 
 def differences(a: Run, b: Run, ignore: frozenset[str] = frozenset()) -> list[str]:
     """Dotted names of the fields in which two configurations differ."""
-    return _differences(to_plain(a), to_plain(b), "", ignore)
+    of_a, of_b = (dict(flatten(to_plain(run))) for run in (a, b))
+    return sorted(
+        name
+        for name in of_a.keys() | of_b.keys()
+        if of_a.get(name) != of_b.get(name) and name.partition(".")[0] not in ignore
+    )
 
 
-def _differences(
-    a: dict[str, Any], b: dict[str, Any], prefix: str, ignore: frozenset[str]
-) -> list[str]:
-    found = []
-    for key in a.keys() | b.keys():
-        if not prefix and key in ignore:
-            continue
-        x, y = a.get(key), b.get(key)
-        if isinstance(x, dict) and isinstance(y, dict):
-            found += _differences(x, y, f"{prefix}{key}.", ignore)
-        elif x != y:
-            found.append(prefix + key)
-    return sorted(found)
+def flatten(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested dictionaries as (dotted name, value) pairs."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def changed_fields(named: Run, run: Run, closed: frozenset[str]) -> list[str]:

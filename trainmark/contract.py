@@ -267,8 +267,6 @@ class Definition(Generic[RunT]):
     # Configuration
     name: str
     """The name of its folder under `trainmark/workloads/`."""
-    run_type: type[RunT]
-    """The dataclass that configures it."""
     runs: Mapping[str, Callable[[], RunT]]
     """Named runs; `list` prints the first line of each docstring."""
     resolve: Callable[[RunT, Cluster], tuple[RunT, list[str]]]

@@ -3,6 +3,7 @@
 import errno
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib.util import find_spec
 from os.path import isdir
 
 
@@ -30,7 +31,7 @@ def in_words(error: Exception) -> str:
 
 
 def out_of_memory(error: RuntimeError) -> InputError | None:
-    """What to tell of memory that ran out, of a GPU or of this machine; None of other errors."""
+    """The message for memory that ran out, of a GPU or of this machine; None for other errors."""
     # What follows are the other processes on this GPU.
     sentence = str(error).partition("\n")[0].partition(" Process ")[0]
     of_a_gpu = type(error).__name__ == "OutOfMemoryError"  # torch's, which need not be loaded here
@@ -54,6 +55,12 @@ def no_file_matches(pattern: str, flag: str = "--input") -> InputError:
         f" It is a folder: give its files, as '{pattern.rstrip('/')}/*'." if isdir(pattern) else ""
     )
     return InputError(f"No file matches {flag} {pattern!r}.{hint}")
+
+
+def require(what: str, *packages: str, extra: str) -> None:
+    """Refuse what needs packages that are not installed, and name the extra that brings them."""
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise InputError(f"{what} needs {' and '.join(missing)}: pip install 'trainmark[{extra}]'.")
 
 
 def unknown(kind: str, received: str, known: Iterable[str]) -> InputError:

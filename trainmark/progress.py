@@ -49,7 +49,7 @@ def rows_bar(name: str, total: int) -> AbstractContextManager[Callable[[int], No
 
 @contextmanager
 def share_bar(name: str) -> Iterator[Callable[[float], None]]:
-    """A bar that is told which share, from 0 to 1, is done; until then there is none."""
+    """A bar for a share from 0 to 1; it appears when the first share is reported."""
     columns = [TextColumn(name), BarColumn(), TextColumn("{task.percentage:>3.0f}%")]
     progress = Progress(*columns, TimeRemainingColumn(), console=SafeConsole(stderr=True))
     task = progress.add_task(name, total=1.0)

@@ -1,6 +1,7 @@
-"""Fill in and check a run's configuration; all problems are told at once."""
+"""Fill in and check a run's configuration; one error lists all problems."""
 
 import dataclasses
+from collections.abc import Iterator
 
 from trainmark import validation
 from trainmark.config import Interval, Run, parse_profile
@@ -13,7 +14,7 @@ from trainmark.hardware.devices import Cluster, lacks
 def resolve_run(run: RunT, cluster: Cluster, workload: Definition[RunT]) -> RunT:
     """Fill in and check everything, for one kind of machine."""
     out_of_bounds = validation.problems(run)
-    problems = out_of_bounds + _common_problems(run, cluster)
+    problems = [*out_of_bounds, *_common_problems(run, cluster)]
     if run.precision not in workload.precisions:
         problems.append(
             f"{workload.name} has no precision {run.precision}; it has "
@@ -24,7 +25,7 @@ def resolve_run(run: RunT, cluster: Cluster, workload: Definition[RunT]) -> RunT
     run = dataclasses.replace(run, compile=_compiles(run, cluster))
     axes = workload.mesh_axes(run, cluster.world)
     resolved, more = workload.resolve(run, cluster)
-    problems += more + resolved.schedule.problems()
+    problems += [*more, *resolved.schedule.problems()]
     resolved, more = resolve_batches(resolved, axes.get("dp", 1))
     raise_all(problems + more)
     return resolved
@@ -38,26 +39,24 @@ def _compiles(run: Run, cluster: Cluster) -> bool:
     return cluster.hardware != "cpu" and has_own_kernels(run.device)
 
 
-def _common_problems(run: Run, cluster: Cluster) -> list[str]:
-    problems = []
+def _common_problems(run: Run, cluster: Cluster) -> Iterator[str]:
     if run.patience and run.evals_per_epoch == 0:
-        problems.append("patience counts evaluations: evals_per_epoch must be at least 1, not 0.")
+        yield "patience counts evaluations: evals_per_epoch must be at least 1, not 0."
     if run.precision == "tf32" and cluster.hardware == "cpu":
-        problems.append("precision tf32 needs a GPU; on a CPU use fp32, bf16 or fp16.")
+        yield "precision tf32 needs a GPU; on a CPU use fp32, bf16 or fp16."
     if run.precision == "fp8" and lacks(cluster.hardware, "fp8"):
-        problems.append(
+        yield (
             f"precision fp8 needs a GPU that multiplies fp8 numbers, such as an H100. "
             f"Received: {cluster}. Use bf16 or fp16."
         )
     if run.submission is not None and not all(run.submission.partition(",")):
-        problems.append(f"submission must be ORG,PLATFORM. Received: {run.submission!r}.")
+        yield f"submission must be ORG,PLATFORM. Received: {run.submission!r}."
     for text, parser in ((run.profile, parse_profile), (run.checkpoint_every, Interval.parse)):
         try:
             if text is not None:
                 parser(text)
         except InputError as error:
-            problems.append(str(error))
-    return problems
+            yield str(error)
 
 
 def target_problems(run: Run) -> list[str]:

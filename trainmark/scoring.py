@@ -29,7 +29,7 @@ class Served(Generic[RunT]):
     checkpoint: Path | None = None
     """The run's checkpoint; None for an exported model."""
     device: str
-    """As PyTorch names it."""
+    """PyTorch's name of the device."""
     data: str | None = None
     """Dataset whose vocabularies encode raw values; None: the run's own."""
     values: Literal["auto", "raw", "prepared"] = "auto"

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from tests import bags, bags_by_hand
 from tests.bags_by_hand import ByHand
+from tests.checkpoint_tensors import save_checkpoint
 from tests.distributed import joining, small_dlrm, torchrec_ranks
 from tests.distributed.small_dlrm import GLOBAL_BATCH, TABLE_ROWS, TRAIN_ROWS
 from trainmark.checkpoint import checkpoints
@@ -170,7 +171,7 @@ def compare(engine: Any, by_hand: ByHand, name: str) -> None:
 
 def continue_alone(built: DlrmTrainer, alone: DlrmTrainer, folder: Path) -> None:
     """What two ranks saved, one process goes on with."""
-    path = checkpoints.save(folder, STEPS, small_dlrm.tensors(built), {}, keep=1)
+    path = save_checkpoint(folder, STEPS, small_dlrm.tensors(built), {}, keep=1)
     built.mesh.barrier()
     again = small_dlrm.trainer(alone.cfg, single(built.mesh.device))
     checkpoints.load(path, small_dlrm.tensors(again))

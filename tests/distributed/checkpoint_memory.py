@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from trainmark.checkpoint import checkpoints
+from tests.checkpoint_tensors import save_checkpoint
+from trainmark.checkpoint import checkpoints, folders
 from trainmark.checkpoint import data_files as checkpoint_files
 from trainmark.checkpoint import writer as checkpoint_writer
 from trainmark.checkpoint.local_shards import LocalShards
@@ -37,7 +38,7 @@ def check(build: Callable[[str], DlrmTrainer], folder: Path) -> None:
         for source in KINDS:
             built = build(source)
             with _needs_little_more(f"saving {source}"):
-                checkpoints.save(folder / source, 1, built.weights(), {}, keep=1)
+                save_checkpoint(folder / source, 1, built.weights(), {}, keep=1)
         for target in KINDS:
             built = build(target)
             for source in KINDS:
@@ -45,7 +46,7 @@ def check(build: Callable[[str], DlrmTrainer], folder: Path) -> None:
 
 
 def _load(built: DlrmTrainer, saved: Path, what: str) -> None:
-    path, parts = checkpoints.latest(saved), _parts(built)
+    path, parts = folders.latest(saved), _parts(built)
     assert path is not None
     for part in parts:
         part.zero_()

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from tests.checkpoint_tensors import save_checkpoint
 from tests.distributed import checkpoint_memory, joining
 from tests.distributed.small_dlrm import (
     GLOBAL_BATCH,
@@ -36,7 +37,7 @@ from tests.distributed.small_dlrm import (
 )
 from tests.waiting import wait_until
 from trainmark import workloads
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import checkpoints, folders
 from trainmark.checkpoint.local_shards import LocalShard
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.gradients import FlatGradients
@@ -156,7 +157,7 @@ def _continued(mesh: Mesh, folder: Path) -> list[list[float]]:
     whole, again = trainer(cfg, mesh), trainer(cfg, mesh)
     steps(whole, batches(whole)[:SAVED_AT])
     root = folder / f"continued-{mesh.device.type}x{mesh.world_size}"
-    path = checkpoints.save(root, SAVED_AT, tensors(whole), {}, keep=1)
+    path = save_checkpoint(root, SAVED_AT, tensors(whole), {}, keep=1)
     mesh.barrier()
     checkpoints.load(path, tensors(again), exact=True)
     again.state_loaded()
@@ -187,7 +188,7 @@ def _save(mesh: Mesh, group: Group, folder: Path) -> None:
     for kind in RESHARDED:
         built = _resharded(kind, mesh, folder)
         steps(built, batches(built)[:SAVED_AT])
-        path = checkpoints.save(
+        path = save_checkpoint(
             folder / f"saved-{kind}-{group}", SAVED_AT, tensors(built), {}, keep=1
         )
         mesh.barrier()
@@ -206,7 +207,7 @@ def _reshard(mesh: Mesh, group: Group, groups: tuple[Group, ...], folder: Path) 
             if RESHARDED[kind][::2] != RESHARDED[source][::2]:
                 continue  # another optimiser has other state, and another format other tables
             name = f"{source} on {begun_by} -> {kind} on {group}"
-            path = checkpoints.latest(saved)
+            path = folders.latest(saved)
             assert path is not None
             checkpoints.load(path, tensors(target), exact=True)
             target.state_loaded()
@@ -303,7 +304,7 @@ def save_without_end(rank: int, folder: Path) -> None:
     built = trainer(placed(mesh.world_size, "rowwise_adagrad", "mixture", folder), mesh)
     for step in itertools.count(1):
         steps(built, batches(built)[:1])
-        checkpoints.save(folder / "killed", step, tensors(built), {"step": step}, keep=2)
+        save_checkpoint(folder / "killed", step, tensors(built), {"step": step}, keep=2)
 
 
 def main(rank: int, group: Group, groups: tuple[Group, ...], folder: Path) -> None:

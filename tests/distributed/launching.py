@@ -14,7 +14,7 @@ from tests import rank_processes
 from tests.distributed import joining
 from tests.small import curve
 from tests.waiting import wait_until
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import folders
 from trainmark.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -80,7 +80,7 @@ def stopped_by_ctrl_c(line: list[str], folder: Path) -> "subprocess.CompletedPro
     wait_until((folder / "run" / "loss.csv").exists)
     launcher.send_signal(signal.SIGINT)
     done = finish(launcher)
-    assert checkpoints.latest(folder / "run" / "checkpoints")
+    assert folders.latest(folder / "run" / "checkpoints")
     return done
 
 

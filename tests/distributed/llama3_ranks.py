@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.checkpoint_tensors import save_checkpoint
 from tests.distributed import joining
 from trainmark import workloads
 from trainmark.checkpoint import checkpoints
@@ -152,7 +153,7 @@ def train(
         step += 1
         losses.append(loss.item())
         if save_to is not None and step == SAVED_AT:
-            checkpoints.save(save_to, step, stored_tensors(trainer), {"step": step}, keep=1)
+            save_checkpoint(save_to, step, stored_tensors(trainer), {"step": step}, keep=1)
         if step == stop:
             break
     if step < STEPS:

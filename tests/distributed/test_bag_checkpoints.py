@@ -9,10 +9,11 @@ import torch
 import torch.distributed as dist
 
 from tests import rank_processes
+from tests.checkpoint_tensors import save_checkpoint
 from tests.distributed import bag_ranks, joining, small_dlrm
 from tests.distributed.bag_ranks import step, write_data
 from tests.distributed.small_dlrm import CPU, batches, tensors, trainer
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import checkpoints, folders
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import single
 from trainmark.workloads.dlrm.step import DlrmTrainer
@@ -41,11 +42,11 @@ def path_of(folder: Path, ranks: int, case: int) -> Path:
 
 
 def save(built: DlrmTrainer, folder: Path, steps: int) -> None:
-    checkpoints.save(folder, steps, tensors(built), {}, keep=1)
+    save_checkpoint(folder, steps, tensors(built), {}, keep=1)
 
 
 def go_on(built: DlrmTrainer, folder: Path) -> None:
-    path = checkpoints.latest(folder)
+    path = folders.latest(folder)
     assert path is not None
     checkpoints.load(path, tensors(built), exact=True)
     built.state_loaded()

@@ -14,7 +14,7 @@ from tests.distributed import sharded, small_dlrm
 from tests.distributed.launching import on_ranks
 from tests.small import FLAGS, result, train
 from tests.waiting import wait_until
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import checkpoints, folders
 from trainmark.distributed.mesh import single
 from trainmark.run.evaluation import evaluate
 
@@ -28,7 +28,7 @@ def test_a_rank_killed_while_writing_leaves_a_good_checkpoint(tmp_path: Path) ->
     started = rank_processes.start(ranks.save_without_end, tmp_path, world=2)
     root = tmp_path / "killed"
     try:
-        wait_until(lambda: len(checkpoints.all_checkpoints(root)) == 2)
+        wait_until(lambda: len(folders.all_checkpoints(root)) == 2)
         writing = ".writing-*/rank-00001.safetensors"
         wait_until(lambda: any(root.glob(writing)), pause=0.001)
         started.processes[1].kill()
@@ -36,7 +36,7 @@ def test_a_rank_killed_while_writing_leaves_a_good_checkpoint(tmp_path: Path) ->
         time.sleep(0.2)  # the other rank may finish what it was doing, but not the checkpoint
     finally:
         rank_processes.end(started)
-    newest = checkpoints.latest(root)
+    newest = folders.latest(root)
     assert newest is not None
     checkpoints.verify(newest)
     built = small_dlrm.trainer(small_dlrm.config(1, "rowwise_adagrad"), single(small_dlrm.CPU))

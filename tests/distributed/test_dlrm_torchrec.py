@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests import rank_processes
+from tests.checkpoint_tensors import save_checkpoint
 from tests.distributed import torchrec_ranks
 from tests.distributed.small_dlrm import CPU, batches, config, steps, tensors, train, trainer
 from tests.distributed.torchrec_ranks import CONTINUED, SAVED_AT, cases
@@ -25,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("torchrec")
     built = trainer(config(1, CONTINUED[1]), single(CPU))
     steps(built, batches(built)[:SAVED_AT])
-    checkpoints.save(path / "one", SAVED_AT, tensors(built), {}, keep=1)
+    save_checkpoint(path / "one", SAVED_AT, tensors(built), {}, keep=1)
     return path
 
 

@@ -17,7 +17,7 @@ from tests.distributed.launching import (
     stopped_by_ctrl_c,
 )
 from tests.waiting import wait_until
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import checkpoints, folders
 from trainmark.cli import main
 from trainmark.distributed.launched import LOST_RANK
 
@@ -65,7 +65,7 @@ def test_a_dead_rank_stops_the_job_with_its_own_error_first(
     assert ("Traceback" in done.stderr) == (how == "crash")
     assert "Connection closed" not in done.stderr  # what rank 0 saw of it explains nothing
     assert not (output / "result.json").exists()
-    assert checkpoints.latest(output / "checkpoints").name == "step-00000004"  # type: ignore[union-attr]
+    assert folders.latest(output / "checkpoints").name == "step-00000004"  # type: ignore[union-attr]
 
 
 def test_a_stopped_rank_ends_the_job(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_stopped_rank_ends_the_job(tmp_path: Path) -> None:
     assert "rank 1 has not been heard of for " in told[0]
     assert "rank 0 ended with exit code 75" in told[1]
     assert "Traceback" not in done.stderr
-    assert checkpoints.latest(output / "checkpoints").name == "step-00000004"  # type: ignore[union-attr]
+    assert folders.latest(output / "checkpoints").name == "step-00000004"  # type: ignore[union-attr]
 
 
 def test_a_restart_continues_from_the_last_checkpoint(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_detached_job_is_found_again_and_stopped(
     assert log.count("Stopped by request, saved") == 1
     assert "Traceback" not in log
     assert f"{handle}: FAILED, exit code 143" in status(handle, capsys)
-    saved = checkpoints.latest(tmp_path / "run" / "checkpoints")
+    saved = folders.latest(tmp_path / "run" / "checkpoints")
     assert saved is not None
     checkpoints.verify(saved)
     assert main(["launch", "stop", handle]) == 2

@@ -21,7 +21,7 @@ from tests.distributed.launching import (
     stopped_by_ctrl_c,
 )
 from tests.waiting import wait_until
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import folders
 from trainmark.cli import main
 
 SLURM = ["launch", "--on", "slurm"]
@@ -100,7 +100,7 @@ def test_a_detached_job_saves_when_it_is_stopped(
     assert main(["launch", "logs", handle, "--follow"]) == 143
     assert capsys.readouterr().out.count("Stopped by request, saved") == 1
     assert f"{handle}: FAILED, exit code 143" in status(handle, capsys)
-    assert checkpoints.latest(tmp_path / "run" / "checkpoints")
+    assert folders.latest(tmp_path / "run" / "checkpoints")
 
 
 @pytest.mark.slow

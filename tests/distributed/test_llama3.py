@@ -20,7 +20,7 @@ from tests.distributed.llama3_ranks import (
     config,
     train,
 )
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import folders
 from trainmark.distributed.mesh import single
 
 GROUPS = [
@@ -78,7 +78,7 @@ def test_splits_train_like_one_process(folder: Path, group: str) -> None:
         for other, continued in losses["continued"].items():
             assert continued == near_for(name + other, following), (other, name)
         # ... and one process what a split began.
-        start = checkpoints.latest(folder / name)
+        start = folders.latest(folder / name)
         assert start is not None
         back = train(config(), single(CPU), start=start, stop=SAVED_AT + CONTINUED)
         assert back == near_for(name, following), name
@@ -123,7 +123,7 @@ def test_splits_without_masters_continue_each_other(tmp_path: Path) -> None:
 def test_one_process_resumes_bit_for_bit(tmp_path: Path, changes: dict[str, Any]) -> None:
     cfg = dataclasses.replace(config(**changes))
     whole = train(cfg, single(CPU), save_to=tmp_path, stop=SAVED_AT + 4)
-    start = checkpoints.latest(tmp_path)
+    start = folders.latest(tmp_path)
     assert start is not None
     assert train(cfg, single(CPU), start=start, stop=SAVED_AT + 4) == whole[SAVED_AT:]
     # Every precision trains: the curve is near fp32's.

@@ -14,7 +14,7 @@ from tests import rank_processes
 from tests.distributed.joining import join
 from tests.distributed.toy import ROWS, TOY, ToyRun
 from tests.small import curve, newest
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import checkpoints, folders
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
@@ -83,7 +83,7 @@ def run(cfg: ToyRun, mesh: Mesh, output: Path) -> dict[str, Any]:
         "step": training.progress.step,
         "evaluations": [(e.at_sample, e.metrics["error"]) for e in training.progress.evaluations],
         "times": [totals.e2e, totals.whole, totals.train],
-        "saved": [path.name for path in checkpoints.all_checkpoints(output / "checkpoints")],
+        "saved": [path.name for path in folders.all_checkpoints(output / "checkpoints")],
     }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.checkpoint_tensors import save_checkpoint
 from tests.distributed.joining import join
 from tests.distributed.small_dlrm import (
     DIM,
@@ -24,7 +25,7 @@ from tests.distributed.small_dlrm import (
     train,
     trainer,
 )
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import checkpoints, folders
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.placement.placement import (
@@ -101,12 +102,12 @@ def _continued(mesh: Mesh, folder: Path) -> dict[str, Any]:
     """Losses after a checkpoint of one process; and a checkpoint for one process."""
     cfg = placed(mesh.world_size, *CONTINUED, folder)
     reader = trainer(cfg, mesh)
-    saved = checkpoints.latest(folder / "one")
+    saved = folders.latest(folder / "one")
     assert saved is not None
     checkpoints.load(saved, tensors(reader), exact=True)
     writer = trainer(cfg, mesh)
     steps(writer, batches(writer)[:SAVED_AT])
-    checkpoints.save(folder / f"torchrec-{mesh.world_size}", SAVED_AT, tensors(writer), {}, keep=1)
+    save_checkpoint(folder / f"torchrec-{mesh.world_size}", SAVED_AT, tensors(writer), {}, keep=1)
     return {"losses": steps(reader, batches(reader, SAVED_AT))}
 
 

@@ -27,7 +27,7 @@ from tests.distributed import (
 )
 from tests.distributed.dlrm_ranks import Group
 from tests.distributed.launching import ROOT, SHORT, finish, start
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import checkpoints, folders
 from trainmark.cli import main
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.launched import LOST_RANK
@@ -245,7 +245,7 @@ def test_a_rank_that_fails_ends_all_in_a_sentence(tmp_path: Path) -> None:
         print(f"--- {how}, {world} ranks: ended {time.monotonic() - began:.0f} s after the start")
         print(done.stderr)
         code, sentence = ways[how]
-        saved = checkpoints.latest(output / "checkpoints")
+        saved = folders.latest(output / "checkpoints")
         if done.returncode != code:
             faults.append(f"{how}, {world}: exit code {done.returncode}")
         if not any(sentence.format(last=world - 1) in told for told in _sentences(done.stderr)):

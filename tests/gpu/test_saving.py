@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.checkpoint_tensors import STATE
+from tests.checkpoint_tensors import STATE, save_checkpoint
 from tests.small import snapshot
 from tests.unit.test_saver import all_kinds
-from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint import saver as savers
 from trainmark.checkpoint import writer as checkpoint_writer
 from trainmark.checkpoint.saver import HostMemory, Saver, copy_bytes
@@ -25,7 +24,7 @@ def test_pinned_copies_have_the_same_bytes(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(savers, "BLOCK_BYTES", 2**20)  # some of which are pinned in one call
     tensors: dict[str, Any] = {name: tensor.to(GPU) for name, tensor in all_kinds().items()}
     tensors |= {"table": torch.rand(50_000, 128, device=GPU), "step": torch.tensor(3)}
-    expected = snapshot(checkpoints.save(tmp_path / "waited for", 7, tensors, STATE, keep=1))
+    expected = snapshot(save_checkpoint(tmp_path / "waited for", 7, tensors, STATE, keep=1))
     memory = HostMemory(copy_bytes(plan_share(tensors)), GPU)
     with Saver(tmp_path / "beside", memory) as saver:
         for _ in range(2):

@@ -19,10 +19,11 @@ from tests.checkpoint_tensors import (
     assert_same_bits,
     bits,
     random_bits,
+    save_checkpoint,
     some_tensors,
     zeros_like,
 )
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import checkpoints, folders
 from trainmark.checkpoint import writer as checkpoint_writer
 from trainmark.checkpoint.storage import DTYPE_CODES
 from trainmark.errors import InputError
@@ -36,7 +37,7 @@ SHAPES = [(), (0,), (1,), (7,), (0, 3), (5, 0, 2), (3, 5), (2, 3, 5, 7)]
 @pytest.mark.parametrize("dtype", DTYPE_CODES, ids=str)
 def test_every_dtype_and_shape_returns_bit_for_bit(tmp_path: Path, dtype: torch.dtype) -> None:
     tensors = {f"t{shape}": random_bits(dtype, shape) for shape in SHAPES}
-    path = checkpoints.save(tmp_path, 7, tensors, STATE, keep=1)
+    path = save_checkpoint(tmp_path, 7, tensors, STATE, keep=1)
     loaded = zeros_like(tensors)
     assert checkpoints.load(path, loaded, exact=True) == STATE
     assert_same_bits(loaded, tensors)
@@ -46,16 +47,14 @@ def test_the_safetensors_library_reads_the_files(tmp_path: Path, small_chunks: i
     tensors = {
         f"{dtype}.{shape}": random_bits(dtype, shape) for dtype in DTYPE_CODES for shape in SHAPES
     }
-    path = checkpoints.save(tmp_path, 1, tensors, {}, keep=1)
+    path = save_checkpoint(tmp_path, 1, tensors, {}, keep=1)
     assert_same_bits(load_file(path / "rank-00000.safetensors"), tensors)
 
 
 def test_views_parameters_and_strides(tmp_path: Path, small_chunks: int) -> None:
     transposed, strided = torch.rand(40, 30).T, torch.rand(100, 8)[::3, 1:5]
     parameter = torch.nn.Parameter(torch.rand(9, 9))
-    path = checkpoints.save(
-        tmp_path, 1, {"t": transposed, "s": strided, "p": parameter}, {}, keep=1
-    )
+    path = save_checkpoint(tmp_path, 1, {"t": transposed, "s": strided, "p": parameter}, {}, keep=1)
     into = {
         "t": torch.zeros(40, 30).T,
         "s": torch.zeros(100, 8)[::3, 1:5],
@@ -66,14 +65,14 @@ def test_views_parameters_and_strides(tmp_path: Path, small_chunks: int) -> None
 
 
 def test_no_tensors_at_all(tmp_path: Path) -> None:
-    path = checkpoints.save(tmp_path, 1, {}, STATE, keep=1)
+    path = save_checkpoint(tmp_path, 1, {}, STATE, keep=1)
     assert checkpoints.load(path, {}, exact=True) == STATE
 
 
 def test_saving_is_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        path = checkpoints.save(tmp_path, 1, some_tensors(), {}, keep=1)
+        path = save_checkpoint(tmp_path, 1, some_tensors(), {}, keep=1)
         checkpoints.load(path, some_tensors())
         with pytest.raises(InputError):
             checkpoints.load(path, {"unknown": torch.zeros(1)})
@@ -83,7 +82,7 @@ def test_saving_is_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> 
 @pytest.mark.gpu
 def test_device_tensors(tmp_path: Path) -> None:
     tensors = {f"{dtype}": random_bits(dtype, (1000, 64)).cuda() for dtype in DTYPE_CODES}
-    path = checkpoints.save(tmp_path, 1, tensors, {}, keep=1)
+    path = save_checkpoint(tmp_path, 1, tensors, {}, keep=1)
     on_device = zeros_like(tensors)
     on_host = {name: torch.zeros_like(tensor, device="cpu") for name, tensor in tensors.items()}
     for into in (on_device, on_host):
@@ -99,7 +98,7 @@ def test_chunks_are_bounded_and_in_row_major_order(
     tmp_path: Path, small_chunks: int, shape: tuple[int, ...]
 ) -> None:
     tensors = {"x": torch.rand(shape)}
-    path = checkpoints.save(tmp_path, 1, tensors, {}, keep=1)
+    path = save_checkpoint(tmp_path, 1, tensors, {}, keep=1)
     chunks = json.loads((path / "manifest.json").read_text())["tensors"]["x"]["chunks"]
     assert len(chunks) > 1
     assert max(chunk["byte_length"] for chunk in chunks) <= small_chunks
@@ -126,16 +125,16 @@ def test_a_chunk_of_a_real_table_is_small() -> None:
 
 def test_only_the_given_names_are_loaded(tmp_path: Path) -> None:
     tensors = some_tensors()
-    path = checkpoints.save(tmp_path, 1, tensors, STATE, keep=1)
+    path = save_checkpoint(tmp_path, 1, tensors, STATE, keep=1)
     assert checkpoints.names(path) == sorted(tensors)
-    assert checkpoints.read_state(path) == STATE
+    assert folders.read_state(path) == STATE
     into = {"table": torch.zeros(50, 4)}
     checkpoints.load(path, into)
     assert_same_bits(into, {"table": tensors["table"]})
 
 
 def test_all_mismatches_are_named_at_once(tmp_path: Path) -> None:
-    path = checkpoints.save(tmp_path, 1, some_tensors(), STATE, keep=1)
+    path = save_checkpoint(tmp_path, 1, some_tensors(), STATE, keep=1)
     asked = {
         "table": torch.zeros(4, 50),
         "weight": torch.zeros(3, 5),
@@ -155,7 +154,7 @@ def test_all_mismatches_are_named_at_once(tmp_path: Path) -> None:
 
 
 def test_meta_tensors_cannot_be_filled(tmp_path: Path) -> None:
-    path = checkpoints.save(tmp_path, 1, some_tensors(), STATE, keep=1)
+    path = save_checkpoint(tmp_path, 1, some_tensors(), STATE, keep=1)
     with pytest.raises(ValueError, match=r"meta device: \['table'\]"):
         checkpoints.load(path, {"table": torch.zeros(50, 4, device="meta")})
 
@@ -168,7 +167,7 @@ def test_no_checkpoint_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("state", [{"a": (1, 2)}, {1: 2}, {"a": float("nan")}])
 def test_a_state_that_json_would_change_is_refused(tmp_path: Path, state: dict) -> None:
     with pytest.raises(ValueError, match="JSON"):
-        checkpoints.save(tmp_path, 1, {}, state, keep=1)
+        save_checkpoint(tmp_path, 1, {}, state, keep=1)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +181,7 @@ def test_a_state_that_json_would_change_is_refused(tmp_path: Path, state: dict) 
 )
 def test_a_tensor_that_cannot_be_stored_is_named(tmp_path: Path, tensor: Tensor) -> None:
     with pytest.raises(ValueError, match="'odd'"):
-        checkpoints.save(tmp_path, 1, {"odd": tensor}, {}, keep=1)
+        save_checkpoint(tmp_path, 1, {"odd": tensor}, {}, keep=1)
 
 
 # --- several ranks
@@ -221,7 +220,7 @@ def two_ranks(rank: int, root: Path) -> None:
         "few": Shard(1),
     }
     own = {f"table-{rank}": torch.full((9, 4), float(rank)), "step": torch.tensor(3)}
-    path = checkpoints.save(root / "two", 3, sharded(by_rows, None) | own, {"samples": 8}, keep=1)
+    path = save_checkpoint(root / "two", 3, sharded(by_rows, None) | own, {"samples": 8}, keep=1)
 
     for placements in (by_rows, other_way):
         into = sharded(placements, 0.0)
@@ -241,9 +240,9 @@ def two_ranks(rank: int, root: Path) -> None:
 
 
 def test_two_ranks_save_and_load_any_sharding(tmp_path: Path) -> None:
-    checkpoints.save(tmp_path / "one", 1, global_tensors(), {}, keep=1)
+    save_checkpoint(tmp_path / "one", 1, global_tensors(), {}, keep=1)
     rank_processes.run(two_ranks, tmp_path, world=2)
-    path = checkpoints.latest(tmp_path / "two")
+    path = folders.latest(tmp_path / "two")
     assert path is not None
     assert sorted(f.name for f in path.iterdir()) == [
         "manifest.json",

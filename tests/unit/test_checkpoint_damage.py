@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.checkpoint_tensors import STATE, some_tensors, zeros_like
-from trainmark.checkpoint import checkpoints
+from tests.checkpoint_tensors import STATE, save_checkpoint, some_tensors, zeros_like
+from trainmark.checkpoint import checkpoints, folders
 from trainmark.checkpoint import manifest as checkpoint_manifest
 from trainmark.errors import InputError
 
 
 def save_three(root: Path) -> list[Path]:
-    return [checkpoints.save(root, step, some_tensors(), STATE, keep=3) for step in (1, 2, 3)]
+    return [save_checkpoint(root, step, some_tensors(), STATE, keep=3) for step in (1, 2, 3)]
 
 
 def flip_byte(file: Path, position: int, mask: int = 0xFF) -> None:
@@ -74,20 +74,20 @@ def test_the_way_out_passes_over_other_damaged_checkpoints(tmp_path: Path) -> No
     flip_byte(second / "rank-00000.safetensors", -1)
     flip_byte(third / "manifest.json", 10)
     with pytest.raises(InputError, match=f"Remove {second} and {third} to continue from {first}"):
-        checkpoints.read_state(third)
+        folders.read_state(third)
     flip_byte(first / "manifest.json", 10)
     with pytest.raises(InputError, match="no intact checkpoint before it"):
         checkpoints.names(third)
 
 
 def test_another_schema_is_refused(tmp_path: Path) -> None:
-    path = checkpoints.save(tmp_path, 1, {}, {}, keep=1)
+    path = save_checkpoint(tmp_path, 1, {}, {}, keep=1)
     manifest = checkpoint_manifest.read_manifest(path)
     object.__setattr__(manifest, "schema", "trainmark.checkpoint/2")
     (path / "manifest.json").unlink()
     checkpoint_manifest.write_manifest(path, manifest)
     with pytest.raises(InputError, match=r"trainmark\.checkpoint/1"):
-        checkpoints.read_state(path)
+        folders.read_state(path)
 
 
 def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for owner, name in [(pickle, "load"), (pickle, "loads"), (pickle, "Unpickler")]:
         monkeypatch.setattr(owner, name, refuse)
     monkeypatch.setattr(torch, "load", refuse)
-    path = checkpoints.save(tmp_path, 1, some_tensors(), STATE, keep=1)
+    path = save_checkpoint(tmp_path, 1, some_tensors(), STATE, keep=1)
     assert checkpoints.load(path, some_tensors()) == STATE
     for file in list(path.iterdir()):
         content = file.read_bytes()

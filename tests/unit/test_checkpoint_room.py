@@ -13,9 +13,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from tests import rank_processes
+from tests.checkpoint_tensors import save_checkpoint
 from tests.distributed.joining import join
 from tests.distributed.test_loop_on_ranks import BASE, CPU, run
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import folders
 from trainmark.checkpoint.local_shards import LocalShard, LocalShards
 from trainmark.checkpoint.manifest import read_manifest
 from trainmark.checkpoint.room import check_room
@@ -55,7 +56,7 @@ def two_ranks(rank: int, folder: Path) -> None:
     assert plan_share(tensors).all_bytes == BYTES
     with_free(BYTES)
     check_room(folder / "enough", BYTES)
-    checkpoints.save(folder / "enough", 1, tensors, {}, keep=1)
+    save_checkpoint(folder / "enough", 1, tensors, {}, keep=1)
 
     # Only rank 0's look counts, and both are told.
     with_free(BYTES - 1 if rank == 0 else BYTES)
@@ -75,7 +76,7 @@ def two_ranks(rank: int, folder: Path) -> None:
 
 def test_two_ranks_refuse_a_full_disk_before_the_first_step(tmp_path: Path) -> None:
     rank_processes.run(two_ranks, tmp_path, world=2)
-    (path,) = checkpoints.all_checkpoints(tmp_path / "enough")
+    (path,) = folders.all_checkpoints(tmp_path / "enough")
     chunks = [chunk for entry in read_manifest(path).tensors.values() for chunk in entry.chunks]
     assert sum(chunk.byte_length for chunk in chunks) == BYTES
     assert not any((tmp_path / "full").iterdir())

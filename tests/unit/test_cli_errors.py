@@ -23,8 +23,7 @@ from trainmark.cli import PREPARATIONS, VERBS, main
 from trainmark.config import Run, Schedule, TrainOptions
 from trainmark.errors import in_words
 from trainmark.files import write_atomically
-from trainmark.verbs import aliases
-from trainmark.verbs.flag_errors import sentence
+from trainmark.verbs.flag_errors import ALIASES, sentence
 from trainmark.verbs.flags import flags_of
 from trainmark.verbs.options import ExportOptions
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer
@@ -158,8 +157,8 @@ def test_every_hint_is_at_a_flag_of_some_verb() -> None:
     flags = frozenset().union(*(flags_of(kind, {}) for kind in (*prepare, ExportOptions)))
     for run in (workloads.named_run("dlrm-demo"), TrainOptions()):
         flags |= flags_of(type(run), {"default": run})
-    assert len(aliases.NAMES) > 10
-    for name, theirs in aliases.NAMES.items():
+    assert len(ALIASES) > 10
+    for name, theirs in ALIASES.items():
         assert f"--{name}" in flags
         assert theirs.split()
 

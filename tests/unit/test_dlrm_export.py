@@ -11,7 +11,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from tests import small
 from trainmark.cli import main
-from trainmark.interop import shards
+from trainmark.interop import model_folder
 from trainmark.run import evaluation
 
 FEW = ("--fp32-up-to-rows", "5")
@@ -48,7 +48,7 @@ def scored_by_itself(folder: Path, numerical: torch.Tensor, ids: torch.Tensor) -
 def test_scores_are_those_of_the_evaluation(
     flags: tuple[str, ...], shard_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr(model_folder, "SHARD_BYTES", shard_bytes)
     run, target = tmp_path / "run", tmp_path / "run" / "export"
     learned = ("--model.init", "nvidia_tf2", "--optimizer.eps", "1e-8")  # no scores that are equal
     assert small.train(run, *flags, *learned) == 0

@@ -109,7 +109,7 @@ def test_a_result_has_all_metrics_and_the_scores_that_they_are_of(log: Path) -> 
 
 
 def test_with_patience_the_best_weights_are_assessed(log: Path) -> None:
-    run = train(log, "patient", "--patience", "1", "--epochs", "8", "--lr", "1.5")
+    run = train(log, "patient", "--patience", "1", "--epochs", "8", "--lr", "0.5")
     found = result(run)
     assert found["best"]["at_sample"] < found["samples"]  # else the last ones are the best
     assert found["assessments"]["test"]["auc"]["value"] == found["quality"]["value"]

@@ -12,7 +12,7 @@ import pytest
 
 from tests.small import FLAGS, newest, result, saved
 from tests.waiting import wait_until
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import checkpoints, folders
 
 
 class Victims:
@@ -93,7 +93,7 @@ def test_killed_at_any_moment_of_saving(victims: Victims, tmp_path: Path) -> Non
                for r in (found, expected)]  # fmt: skip
     assert metrics[0] == metrics[1]
     assert found["steps"]["all"] == expected["steps"]["all"] == 16
-    for path in checkpoints.all_checkpoints(output / "checkpoints"):
+    for path in folders.all_checkpoints(output / "checkpoints"):
         checkpoints.verify(path)
 
 
@@ -117,7 +117,7 @@ def test_asked_to_stop_it_saves_first(
     wait_until(lambda: losses.exists() and losses.stat().st_size >= 100)
     os.kill(victim, number)
     assert victims.end() == code
-    step = checkpoints.read_state(newest(output))["progress"]["step"]
+    step = folders.read_state(newest(output))["progress"]["step"]
     assert 0 < step < 80000
     assert not (output / "result.json").exists()
     for folder in (output, tmp_path / "undisturbed"):

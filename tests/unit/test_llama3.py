@@ -19,7 +19,7 @@ from trainmark.distributed.mesh import single
 from trainmark.errors import InputError
 from trainmark.files import write_tensors
 from trainmark.hardware.devices import Cluster
-from trainmark.interop import shards
+from trainmark.interop import model_folder
 from trainmark.run import memory
 from trainmark.run.loop import build_trainer
 from trainmark.verbs.export import export
@@ -94,7 +94,7 @@ def test_networks_that_are_not_this_one(
 def test_large_models_are_written_in_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "SHARD_BYTES", 20_000)
+    monkeypatch.setattr(model_folder, "SHARD_BYTES", 20_000)
     trainer = saved(tmp_path, config())
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 3
     weights = trainer.weights()

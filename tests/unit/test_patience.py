@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.small import newest, result, saved, train, write_dataset
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import folders
 from trainmark.cli import main
 from trainmark.run.loop import Training
 
@@ -55,7 +55,7 @@ def test_patience_ends_the_run_and_the_best_weights_are_judged(
     short = result(tmp_path / "short")
     assert aucs(found, "test") == [(expected_best, short["quality"]["value"])]
     assert found["quality"]["value"] == short["quality"]["value"]
-    kept = checkpoints.folder_of(patient / "checkpoints", best["step"])
+    kept = folders.folder_of(patient / "checkpoints", best["step"])
     assert saved(kept) == saved(newest(tmp_path / "short"))
     assert any(f"Quality is that of step {best['step']}" in note for note in found["notes"])
     finished = json.loads((patient / "perf.log").read_text().splitlines()[-1].split(" ", 1)[1])
@@ -74,7 +74,7 @@ def test_only_improvements_and_the_end_are_saved(patient: Path) -> None:
     )
     assert len(written) == better + 1
     last = found["steps"]["all"]
-    names = [path.name for path in checkpoints.all_checkpoints(patient / "checkpoints")]
+    names = [path.name for path in folders.all_checkpoints(patient / "checkpoints")]
     assert names[-1] == f"step-{last:08d}"
     assert f"step-{found['best']['step']:08d}" in names
 
@@ -104,8 +104,8 @@ def test_a_run_that_crashes_again_and_again_ends_as_if_it_had_not(
         (e["at_sample"], e["split"], e["metrics"]) for e in expected["evaluations"]
     ]
     step = expected["best"]["step"]
-    assert saved(checkpoints.folder_of(tmp_path / "run" / "checkpoints", step)) == saved(
-        checkpoints.folder_of(patient / "checkpoints", step)
+    assert saved(folders.folder_of(tmp_path / "run" / "checkpoints", step)) == saved(
+        folders.folder_of(patient / "checkpoints", step)
     )
     assert train(tmp_path / "run", *flags) == 0  # finished: nothing is done
     assert result(tmp_path / "run") == found

@@ -1,18 +1,28 @@
 """Tables of results: in the published form, beside what was published, and side by side."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from tests.unit.results import GIB, make_result, write_run
 from trainmark.formatting import duration, human, readable_size
+from trainmark.progress import SafeConsole
 from trainmark.report import published, reports
 from trainmark.report.comparison import compare, not_comparable
 from trainmark.report.fields import different_fields
-from trainmark.report.tables import grid_table, published_grid, quality, result_grid, units
+from trainmark.report.tables import (
+    Grid,
+    grid_table,
+    metrics_table,
+    published_grid,
+    quality,
+    result_grid,
+    units,
+)
 from trainmark.run.result import Aligned, Memory, Mfu, Quality, Throughput
 
 
@@ -275,3 +285,13 @@ def test_numbers_for_people() -> None:
         "1.0 GiB",
         "141.0 GiB",
     ]
+
+
+@pytest.mark.parametrize("table", [grid_table, metrics_table])
+def test_names_of_columns_are_neither_markup_nor_commands(
+    table: Callable[[Grid], RenderableType], capsys: pytest.CaptureFixture[str]
+) -> None:
+    SafeConsole(width=80).print(table(Grid(["[bold]a"], [["[red]b\x1b[31m"]], [False])))
+    printed = capsys.readouterr().out
+    assert "[bold]a" in printed
+    assert r"[red]b\x1b[31m" in printed

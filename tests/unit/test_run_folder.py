@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.small import STEPS, curve, newest, result, saved, snapshot, train, write_dataset
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import checkpoints, folders
 from trainmark.cli import main
 
 # --- the same folder again
@@ -87,7 +87,7 @@ def test_an_evaluation_that_fails_costs_no_step(
 
 def test_the_last_evaluations_are_in_the_last_checkpoint(finished: Path) -> None:
     checkpoints.verify(newest(finished))
-    state = checkpoints.read_state(newest(finished))
+    state = folders.read_state(newest(finished))
     kept = state["progress"]["evaluations"]
     assert kept == result(finished)["evaluations"]
     assert kept[-1]["at_sample"] == state["data"]["samples"] == 4000
@@ -219,7 +219,7 @@ def test_from_another_model_leaves_no_trace(finished: Path, tmp_path: Path) -> N
 def test_checkpoints_are_kept_and_dropped(tmp_path: Path) -> None:
     flags = ("--checkpoint-every", "2 steps", "--keep-checkpoints", "3")
     assert train(tmp_path / "run", *flags) == 0
-    kept = checkpoints.all_checkpoints(tmp_path / "run" / "checkpoints")
+    kept = folders.all_checkpoints(tmp_path / "run" / "checkpoints")
     assert [path.name[-2:] for path in kept] == ["04", "06", "08"]
     assert train(tmp_path / "never", "--checkpoint-every", "never") == 0
     assert not (tmp_path / "never" / "checkpoints").exists()

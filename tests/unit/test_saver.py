@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 
 from tests import rank_processes
-from tests.checkpoint_tensors import STATE, random_bits, some_tensors
+from tests.checkpoint_tensors import STATE, random_bits, save_checkpoint, some_tensors
 from tests.distributed.joining import join
 from tests.small import newest, result, saved, snapshot, train
 from tests.unit.test_checkpoint_room import tensors_of
 from tests.unit.test_run_outputs import perf_events
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import checkpoints, folders
 from trainmark.checkpoint import saver as savers
 from trainmark.checkpoint.local_shards import LocalShards
 from trainmark.checkpoint.saver import HostMemory, Saver, copy_bytes
@@ -53,7 +53,7 @@ def test_the_bytes_are_those_of_a_save_that_training_waits_for(
 ) -> None:
     monkeypatch.setattr(savers, "BLOCK_BYTES", 192)  # a chunk and a half
     tensors = all_kinds()
-    expected = snapshot(checkpoints.save(tmp_path / "waited for", 7, tensors, STATE, keep=1))
+    expected = snapshot(save_checkpoint(tmp_path / "waited for", 7, tensors, STATE, keep=1))
     assert len(plan_share(tensors).pieces) > 50
     state = {**STATE, "list": [1]}
     with saver_for(tmp_path / "beside", tensors) as saver:
@@ -92,7 +92,7 @@ def _two_ranks(rank: int, folder: Path) -> None:
     join(rank, 2, folder / "store")
     group = dist.new_group(backend="gloo")
     tensors = tensors_of(rank)
-    checkpoints.save(folder / "waited for", 7, tensors, STATE, keep=1)
+    save_checkpoint(folder / "waited for", 7, tensors, STATE, keep=1)
     with saver_for(folder / "beside", tensors, group) as saver:
         saver.save(7, tensors, STATE, keep=1)
         for parts in map(held, tensors.values()):
@@ -116,7 +116,7 @@ def _two_ranks(rank: int, folder: Path) -> None:
                 saver.wait()
         saver.save(9, tensors, STATE, keep=2)
     dist.barrier()
-    assert [path.name for path in checkpoints.all_checkpoints(folder / "beside")] == [
+    assert [path.name for path in folders.all_checkpoints(folder / "beside")] == [
         "step-00000007",
         "step-00000009",
     ]
@@ -126,7 +126,7 @@ def _two_ranks(rank: int, folder: Path) -> None:
 
 def test_two_ranks_write_the_same_bytes(tmp_path: Path) -> None:
     rank_processes.run(_two_ranks, tmp_path, world=2)
-    (expected,) = checkpoints.all_checkpoints(tmp_path / "waited for")
+    (expected,) = folders.all_checkpoints(tmp_path / "waited for")
     found = snapshot(tmp_path / "beside" / "step-00000007")
     assert len(found) == 3
     assert found == snapshot(expected)
@@ -189,7 +189,7 @@ def test_a_disk_that_is_full_ends_the_run_in_a_sentence(
     output = tmp_path / "run"
 
     def fill() -> None:
-        if checkpoints.latest(output / "checkpoints"):
+        if folders.latest(output / "checkpoints"):
             raise OSError(28, "No space left on device")
 
     blocked_until(monkeypatch, 1, fill)

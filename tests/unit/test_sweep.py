@@ -279,7 +279,7 @@ def test_a_killed_search_goes_on_as_it_would_have(searched: Path, tmp_path: Path
 def test_a_search_without_optuna(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainmark.verbs.sweep_search.find_spec", lambda name: None)
+    monkeypatch.setattr("trainmark.errors.find_spec", lambda name: None)
     command = ["sweep", "dlrm-demo", *RUN, *SEARCH, "--output", str(tmp_path / "s")]
     refused(capsys, command, "pip install 'trainmark[search]'")
     assert not (tmp_path / "s").exists()

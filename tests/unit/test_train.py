@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.small import STEPS, curve, newest, result, saved, train, write_dataset
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import checkpoints, folders
 from trainmark.cli import main
 from trainmark.run import result as results
 
@@ -171,7 +171,7 @@ def test_nan_in_the_data_stops_the_run(
     assert not (output / "result.json").exists()
     # The losses before it are kept, and so is the last checkpoint.
     assert [at for at, _, _ in curve(output)] == list(range(1, step))
-    kept = checkpoints.all_checkpoints(output / "checkpoints")
+    kept = folders.all_checkpoints(output / "checkpoints")
     assert [path.name for path in kept] == (["step-00000005"] if step > 5 else [])
     assert (f"the last checkpoint is {kept[0]}" if kept else "no checkpoint yet") in message
     for path in kept:

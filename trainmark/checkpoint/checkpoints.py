@@ -6,8 +6,8 @@
         rank-00000.safetensors   what this rank wrote
       .writing-step-00000200/    a save under way, or killed: the next save removes it
 
-    path = checkpoint.save(root, step, {"weight": weight}, {"samples": 4096}, keep=2)
-    state = checkpoint.load(checkpoint.latest(root), {"weight": weight})
+    path = checkpoints.plan(root, step, {"weight": weight}, {"samples": 4096}, keep=2).write()
+    state = checkpoints.load(folders.latest(root), {"weight": weight})
 
 PyTorch's distributed-checkpoint (DCP) planners decide which rank writes and reads what; writer.py
 and reader.py do it, and saver.py lets training go on meanwhile. Names and offsets are global: a
@@ -29,10 +29,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from trainmark.checkpoint.data_files import fill_arrays, read_all
-from trainmark.checkpoint.folders import all_checkpoints as all_checkpoints
-from trainmark.checkpoint.folders import explained, folder_of
-from trainmark.checkpoint.folders import latest as latest
-from trainmark.checkpoint.folders import read_state as read_state
+from trainmark.checkpoint.folders import all_checkpoints, explained, folder_of
 from trainmark.checkpoint.local_shards import LoadPlanner
 from trainmark.checkpoint.manifest import read_manifest, replace_manifest
 from trainmark.checkpoint.reader import Reader
@@ -44,31 +41,6 @@ from trainmark.errors import InputError
 from trainmark.files import fsync_folder
 
 
-def save(
-    root: Path,
-    step: int,
-    tensors: dict[str, Tensor],
-    state: dict[str, Any],
-    keep: int,
-    best: int | None = None,
-) -> Path:
-    """Write `root/step-<step>`, then remove all but the best and the last `keep` checkpoints.
-
-    With torch.distributed initialised, every rank calls this with its own tensors. A DTensor and
-    `LocalShards` are written shard by shard; a plain tensor that several ranks name is written
-    once; `state` is rank 0's. All ranks return once the checkpoint is on disk.
-
-    Args:
-        root: the folder of the checkpoints, which all ranks see.
-        step: the number of optimiser steps done.
-        tensors: by global name, on any device.
-        state: whatever else is needed to continue, as plain JSON.
-        keep: how many checkpoints stay, this one included.
-        best: the step of another one that stays.
-    """
-    return plan(root, step, tensors, state, keep, best).write()
-
-
 def plan(
     root: Path,
     step: int,
@@ -78,9 +50,19 @@ def plan(
     best: int | None = None,
     group: Any = None,
 ) -> "Unwritten":
-    """Check the arguments of `save`, and agree with all ranks on what each of them writes.
+    """Agree with all ranks on what each of them writes; `write` makes it `root/step-<step>`.
+
+    With torch.distributed initialised, every rank calls this with its own tensors. A DTensor and
+    `LocalShards` are written shard by shard; a plain tensor that several ranks name is written
+    once; `state` is rank 0's.
 
     Args:
+        root: the folder of the checkpoints, which all ranks see.
+        step: the number of optimiser steps done.
+        tensors: by global name, on any device.
+        state: whatever else is needed to continue, as plain JSON.
+        keep: how many checkpoints stay, this one included; `write` removes older ones.
+        best: the step of another one that stays.
         group: the ranks; by default, all there are.
     """
     if keep < 1:
@@ -140,7 +122,7 @@ def load(path: Path, tensors: dict[str, Tensor], *, exact: bool = False) -> dict
     """Fill `tensors` in place from the checkpoint at `path` and return its state.
 
     Only the given names are read; with `exact`, a checkpoint that holds more is an error. Ranks,
-    devices and shardings may differ from those of `save`. Every byte that is read is checked
+    devices and shardings may differ from those that saved it. Every byte that is read is checked
     against its checksum; after an error the contents of `tensors` are undefined.
     """
     if on_meta := [name for name, tensor in tensors.items() if tensor.is_meta]:
@@ -161,7 +143,7 @@ def read(path: Path, names: Iterable[str]) -> dict[str, Tensor]:
 
 
 def _bits(tensor: Tensor) -> Any:
-    """Its memory as an array of integers: numpy lacks some types."""
+    """A tensor's memory as an array of integers: numpy lacks some types."""
     kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.view(kinds[tensor.element_size()]).numpy()
 
@@ -177,7 +159,7 @@ def shapes(path: Path) -> dict[str, Tensor]:
 
 
 def update_state(path: Path, changes: dict[str, Any]) -> None:
-    """Replace some of the state that `save` was given; one process calls this."""
+    """Replace some of the state that it was saved with; one process calls this."""
     manifest = read_manifest(path)
     replace_manifest(path, dataclasses.replace(manifest, state=manifest.state | changes))
 

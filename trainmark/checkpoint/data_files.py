@@ -18,7 +18,7 @@ NUMPY_TYPES = {
     **{"I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1"},
     **{"U64": "u8", "U32": "u4", "U16": "u2", "U8": "u1"},
 }
-"""Of dtypes by their safetensors names."""
+"""numpy's types by safetensors' names."""
 
 
 class Scratch(threading.local):

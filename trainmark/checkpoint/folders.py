@@ -2,7 +2,7 @@
 torch here."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ def latest(root: Path) -> Path | None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The state that `save` was given, without reading any tensor."""
+    """The state of a checkpoint, without reading any tensor."""
     with explained(path):
         return read_manifest(path).state
 
@@ -54,7 +54,8 @@ def _way_out(path: Path) -> str:
     in_the_way = [path]
     for candidate in reversed(known[: known.index(path)] if path in known else []):
         if _is_intact(candidate):
-            return f"Remove {_listing(in_the_way)} to continue from {candidate}, which is intact."
+            listed = " and ".join(sorted(map(str, in_the_way)))
+            return f"Remove {listed} to continue from {candidate}, which is intact."
         in_the_way.append(candidate)
     return "There is no intact checkpoint before it: start again, or restore it from a copy."
 
@@ -65,7 +66,3 @@ def _is_intact(path: Path) -> bool:
     except (InputError, OSError):
         return False
     return True
-
-
-def _listing(paths: Iterable[Path]) -> str:
-    return " and ".join(sorted(map(str, paths)))

@@ -45,7 +45,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """What is known of a data file besides its chunks."""
+    """A data file: its size, and its header."""
 
     byte_length: int
     header_length: int

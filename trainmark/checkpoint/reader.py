@@ -37,7 +37,8 @@ class Reader(StorageReader):
         self.path = path
         self.manifest = manifest
         self.tensors = tensors
-        self.unasked = set(manifest.tensors) - _names_on_all_ranks(tensors) if exact else set()
+        asked = of_all_ranks(list(tensors)) if exact else [list(manifest.tensors)]
+        self.unasked = set(manifest.tensors).difference(*asked)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
@@ -111,10 +112,6 @@ def _mismatches(asked: dict[str, Tensor], stored: dict[str, TensorEntry]) -> Ite
                 f"tensor {name!r} is {DTYPES[entry.dtype]} {list(entry.shape)} there "
                 f"and {tensor.dtype} {list(tensor.shape)} here"
             )
-
-
-def _names_on_all_ranks(tensors: dict[str, Tensor]) -> set[str]:
-    return set().union(*of_all_ranks(list(tensors)))
 
 
 def _listing(names: Iterable[str]) -> str:

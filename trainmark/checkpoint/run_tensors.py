@@ -41,7 +41,7 @@ def own_name(stored_name: str) -> str:
 
 
 def weight_entries(path: Path) -> dict[str, TensorEntry]:
-    """What the manifest says of every weight in a checkpoint, by its own name."""
+    """The manifest's entry of every weight in a checkpoint, by its own name."""
     with explained(path):
         stored = read_manifest(path).tensors.items()
     return {own_name(name): entry for name, entry in stored if name.startswith(_MODEL)}

@@ -72,10 +72,7 @@ class Saver:
         keep: int,
         best: int | None = None,
     ) -> None:
-        """Save as `checkpoints.save` does, with the same files to the last byte.
-
-        Wait for the save before this one first.
-        """
+        """Save what `checkpoints.plan` takes; wait for the save before this one first."""
         if self._writing is not None:
             raise RuntimeError("Wait for the checkpoint before.")
         unwritten = checkpoints.plan(self.root, step, tensors, state, keep, best, self._group)

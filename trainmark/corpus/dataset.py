@@ -20,7 +20,7 @@ _SCAN = 2**24
 
 @dataclass(frozen=True)
 class TokenFolder:
-    """One indexed dataset."""
+    """An indexed dataset in a folder."""
 
     tokens: IndexedTokens
     vocab_size: int

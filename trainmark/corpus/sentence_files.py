@@ -46,7 +46,7 @@ def parts(paths: Sequence[Path], column: str | None, keep: Sequence[str]) -> Ite
     sizes = [path.stat().st_size for path in paths]
     before, whole = 0, max(sum(sizes), 1)
     for path, size in zip(paths, sizes, strict=True):
-        line = 1 if path.suffix not in TABLES else 2  # behind the header
+        line = 1 if path.suffix not in TABLES else 2  # after the header
         done = 0
         for table in _tables(path, column or COLUMN, keep):
             done += table.nbytes  # which is about as many as in the file

@@ -7,6 +7,7 @@ merges follow from the ranks, because byte-pair encoding always joins the pair o
 import base64
 import binascii
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,15 +150,13 @@ def _check_whole(path: Path, ranks: dict[bytes, int]) -> None:
             )
 
 
-def merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
+def merges(ranks: dict[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
     """The last join that makes each token, in the order of ranks."""
-    found = []
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
         if len(token) > 1:
             parts = _encode_below(token, ranks, rank)
             if len(parts) == 2:  # else the token is never reached by joining, only as a whole word
-                found.append((parts[0], parts[1]))
-    return found
+                yield parts[0], parts[1]
 
 
 def _encode_below(token: bytes, ranks: dict[bytes, int], limit: int) -> list[bytes]:

@@ -215,7 +215,7 @@ def _begin(work: _Work) -> None:
 
 
 def _end_with_parent() -> None:
-    """Else a worker waits for ever for work of a parent that was killed, and keeps its memory."""
+    """Otherwise a worker whose parent was killed waits forever, and keeps its memory."""
     parent = parent_process()
     if parent is not None:
         parent.join()

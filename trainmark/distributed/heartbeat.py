@@ -2,7 +2,8 @@
 
 A rank that dies is noticed by the launcher on its machine, and by its partners when their
 connection breaks. One that is stopped, or whose machine vanishes, breaks nothing: collectives wait
-for it, many minutes. So every rank counts aloud in the launcher's store, and listens to the next.
+for it, many minutes. So every rank writes a growing count to the launcher's store, and watches that
+of the next rank.
 """
 
 import os
@@ -37,7 +38,7 @@ class Heartbeat:
     clock. Both go on while the main thread waits in a collective.
     """
 
-    def __init__(self, *, beat_s: float, silence_s: float) -> None:
+    def __init__(self, *, beat_s: float = BEAT_S, silence_s: float = SILENCE_S) -> None:
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._listens_to = (rank + 1) % ranks
         self._mine, self._next = key(f"beat/{rank}"), key(f"beat/{self._listens_to}")
@@ -50,7 +51,7 @@ class Heartbeat:
         threading.Thread(target=self._judge, daemon=True).start()
 
     def stop(self) -> None:
-        """This rank leaves in peace, and says so."""
+        """Tell the others that this rank ends as planned."""
         self._ended.set()
         self._talker.join(timeout=STORE_TIMEOUT.total_seconds())
 
@@ -95,9 +96,3 @@ class Heartbeat:
             leave_cause(store, error)
             say(error, debug=False)
         os._exit(LOST_RANK)  # the main thread hangs in a collective
-
-
-def watch_ranks() -> Heartbeat | None:
-    """Begin to listen, where a launcher started several ranks."""
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    return Heartbeat(beat_s=BEAT_S, silence_s=SILENCE_S) if several else None

@@ -129,7 +129,7 @@ def run(words: list[str], variables: dict[str, str]) -> int:
 
     os.environ.update(variables)
     arguments = torchrun.parse_args(words)
-    # What it logs is told below, but for the death of a rank that leads to a restart.
+    # Its log is repeated below, except for the death of a rank that leads to a restart.
     level = logging.ERROR if "--max-restarts" in words else logging.CRITICAL
     for name in [n for n in logging.root.manager.loggerDict if n.startswith("torch.distributed")]:
         logging.getLogger(name).setLevel(level)

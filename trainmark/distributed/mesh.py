@@ -1,4 +1,4 @@
-"""Who the ranks are. One object, built once, handed to everything that must know."""
+"""Who the ranks are: one object, built once, and passed to all that needs it."""
 
 import math
 import os
@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from trainmark.errors import InputError
 from trainmark.hardware import backends
@@ -132,7 +133,7 @@ class Mesh:
 
     def barrier(self) -> None:
         if self.device_mesh is not None:
-            on_gpu = self.device.type == "cuda"  # of which NCCL would guess the number
+            on_gpu = self.device.type == "cuda"  # else NCCL guesses its number
             dist.barrier(device_ids=[self.device.index or 0] if on_gpu else None)
 
 
@@ -212,6 +213,11 @@ def agreed(action: Callable[[], T], group: Any = None) -> list[T]:
             raise one
         found.append(one)
     return found
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def launched_ranks() -> int:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 Kind = Literal["cpu", "cuda", "rocm", "xpu", "npu", "mps"]
-DeviceChoice = Literal["auto", "cpu", "cuda", "rocm", "xpu", "npu", "mps"]
+DeviceChoice = Literal["auto", Kind]
 """What `--device` may say. `auto` is a GPU that PyTorch calls cuda, if there is one, else the CPU:
 devices that nobody has trained on here yet are taken by name only."""
 
@@ -225,7 +225,7 @@ def synchronizer(device: torch.device) -> Callable[[], None]:
 
 
 def name_and_memory(accelerator: torch.device) -> tuple[str, int]:
-    """As the driver gives them; the name is PyTorch's where its back end has no properties."""
+    """Name and memory, as the driver gives them; PyTorch's name where a back end has none."""
     import torch
 
     module = torch.get_device_module(accelerator)
@@ -261,7 +261,7 @@ def peak_bytes(accelerator: torch.device) -> tuple[int, int]:
     )
 
 
-def forget_peaks(device: torch.device) -> None:
+def reset_peaks(device: torch.device) -> None:
     import torch
 
     if device.type != "cpu":

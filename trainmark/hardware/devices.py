@@ -11,13 +11,14 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from trainmark.errors import InputError, unknown
 from trainmark.hardware import backends, known
 from trainmark.hardware.datasheets import ACCELERATORS, find_cpu
 
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+PRECISIONS: tuple[str, ...] = get_args(Precision)
 
 
 # --- peaks
@@ -43,7 +44,7 @@ class Device:
     key: str
     """A key of `ACCELERATORS` or of a `hardware.toml`, `cpu`, or the driver's name as a slug."""
     name: str
-    """As the driver (or the kernel) gives it."""
+    """The name that the driver (or the kernel) gives."""
     memory_bytes: int
     cores: int | None = None
     """Physical cores that this process may use; CPUs only."""
@@ -60,7 +61,7 @@ def peak_flops(hardware: str | Device, precision: str) -> Peak | Unknown:
     if precision not in PRECISIONS:
         raise unknown("precision", precision, PRECISIONS)
     key = hardware if isinstance(hardware, str) else hardware.key
-    found = known.known(key)
+    found = known.lookup(key)
     if found and precision in found.peaks:
         return Peak(found.peaks[precision].value, precision, found.peaks[precision].source)
     if key == "cpu":
@@ -101,7 +102,7 @@ class Cluster:
     hardware: str
     nodes: int
     devices: int
-    """Per node."""
+    """Devices of each node."""
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.devices < 1:

@@ -16,10 +16,10 @@ NO_COUNTER = "this device has no energy counter that can be read"
 
 @dataclass(frozen=True)
 class Register:
-    """A counter of the hardware, which starts anew from 0 beyond `most`."""
+    """A counter of the hardware, which wraps around to 0 beyond `most`."""
 
     read: Callable[[], float]
-    """In joules."""
+    """Reads it, in joules."""
     most: float = float("inf")
 
 
@@ -38,7 +38,7 @@ class EnergyCounter:
         self._total = 0.0
 
     def joules(self) -> float | None:
-        """None where nothing counts."""
+        """Joules so far; None where nothing counts."""
         if self.source is None:
             return None
         try:
@@ -53,7 +53,7 @@ class EnergyCounter:
 
 
 def gpu_counter(nvml: Nvml) -> EnergyCounter:
-    """Of one NVIDIA GPU (Volta and newer count)."""
+    """The counter of one NVIDIA GPU (Volta or newer)."""
     if nvml.handle is None:
         return EnergyCounter(None, [], nvml.reason or NO_COUNTER)
     library, handle = nvml.library, nvml.handle
@@ -62,7 +62,7 @@ def gpu_counter(nvml: Nvml) -> EnergyCounter:
 
 
 def cpu_counter(folder: Path = RAPL) -> EnergyCounter:
-    """Of all CPU packages of the machine; most systems let only root read it."""
+    """The counter of all CPU packages of the machine; most systems let only root read it."""
     packages = sorted(folder.glob("intel-rapl:[0-9]*"))
     packages = [package for package in packages if package.name.count(":") == 1]
     if not packages:

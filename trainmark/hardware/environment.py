@@ -120,7 +120,7 @@ def _operating_system() -> str:
 
 
 def _container() -> str:
-    """By the marks that each runtime leaves in the file system."""
+    """The container runtime, by the marks that each leaves in the file system."""
     marks = {
         "/var/run/secrets/kubernetes.io": "kubernetes",
         "/.dockerenv": "docker",
@@ -131,7 +131,7 @@ def _container() -> str:
 
 
 def _container_image() -> str | None:
-    """Of runtimes that tell it to what they run."""
+    """The container's image, where its runtime says so."""
     variables = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "CONTAINER_IMAGE")
     return next((os.environ[name] for name in variables if os.environ.get(name)), None)
 

@@ -16,7 +16,7 @@ from trainmark.bounds import Positive, Width
 from trainmark.errors import InputError
 from trainmark.hardware import known
 from trainmark.hardware.datasheets import KEYS
-from trainmark.hardware.devices import key_of
+from trainmark.hardware.devices import Precision, key_of
 from trainmark.hardware.known import CPU, Figure, Known, Measured, from_tables
 from trainmark.validation import parse, read_mapping
 
@@ -24,7 +24,6 @@ FILE_NAME = "hardware.toml"
 GB, GIB, TERA, MICRO = 1e9, 2**30, 1e12, 1e-6
 
 _STRICT = {"extra": "forbid"}
-_Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 _OfRows = Literal["gather", "update", "adagrad", "rowwise_adagrad"]
 
 
@@ -71,9 +70,9 @@ class MeasuredRates:
     rowwise_adagrad_gb_s: dict[Width, Positive] = field(default_factory=dict)
     small_table_gb_s: dict[_OfRows, dict[Width, Positive]] = field(default_factory=dict)
     interaction_tflops: dict[Width, Positive] = field(default_factory=dict)
-    gemm_tflops: dict[_Precision, dict[Width, Positive]] = field(default_factory=dict)
-    layer_tflops: dict[_Precision, dict[Width, Positive]] = field(default_factory=dict)
-    layer_us: dict[_Precision, dict[Width, Positive]] = field(default_factory=dict)
+    gemm_tflops: dict[Precision, dict[Width, Positive]] = field(default_factory=dict)
+    layer_tflops: dict[Precision, dict[Width, Positive]] = field(default_factory=dict)
+    layer_us: dict[Precision, dict[Width, Positive]] = field(default_factory=dict)
     step_us: Positive | None = None
     id_us: Positive | None = None
     launch_us: Positive | None = None
@@ -117,7 +116,7 @@ class Description:
     key: str | None = None
     memory: Size | None = None
     bandwidth: Rate | None = None
-    peak: dict[_Precision, Compute] = field(default_factory=dict)
+    peak: dict[Precision, Compute] = field(default_factory=dict)
     links: LinkRates = LinkRates()
     measured: MeasuredRates | None = None
 
@@ -196,7 +195,7 @@ def _in_units(value: Any, unit: float) -> Any:
 
 
 def text(found: Known) -> str:
-    """A file that says the same."""
+    """The text of a file that says the same."""
     links = {name: getattr(found, name) for name in ("node", "host", "network")}
     lines = [f"name = {_quoted(found.name)}", f"key = {_quoted(found.key)}"]
     lines += _line("memory", "gib", found.memory, GIB)

@@ -44,13 +44,13 @@ class Measured:
     gather: ByWidth = field(default_factory=dict)
     """Bytes of embedding rows that are read in random order, by bytes of a row."""
     update: ByWidth = field(default_factory=dict)
-    """Likewise of rows that SGD changes, as the formula of `placement/costs.py` counts them."""
+    """The same for rows that SGD changes, as the formula of `placement/costs.py` counts them."""
     adagrad: ByWidth = field(default_factory=dict)
-    """Likewise by Adagrad,"""
+    """The same for rows that Adagrad changes."""
     rowwise_adagrad: ByWidth = field(default_factory=dict)
-    """and with one sum for each row."""
+    """The same for rows that Adagrad with one sum per row changes."""
     small: Mapping[str, ByWidth] = field(default_factory=dict)
-    """The four by name, on a CPU, of a table that stays in its cache."""
+    """These four by name, on a CPU, for a table that stays in its cache."""
     interaction: ByWidth = field(default_factory=dict)
     """Operations of dot products between a sample's rows on a CPU, forward and backward, by
     columns."""
@@ -59,7 +59,7 @@ class Measured:
     layer: Mapping[str, ByWidth] = field(default_factory=dict)
     """Operations of an MLP's layer that learns, on a CPU: likewise by precision and width."""
     layer_s: Mapping[str, ByWidth] = field(default_factory=dict)
-    """Seconds that it takes besides, however few the samples."""
+    """Seconds that such a layer takes besides, however few the samples."""
     step_s: float | None = None
     """Seconds of a DLRM's step on a CPU besides its layers, however few the samples."""
     id_s: float | None = None
@@ -71,7 +71,7 @@ class Measured:
     node: float | None = None
     """Bytes of an all-reduce that leave a device within its node."""
     network: float | None = None
-    """Likewise between nodes, while all devices of a node do so."""
+    """The same between nodes, while all devices of a node do so."""
     host: float | None = None
     """Bytes from pinned host memory to the device."""
     disk: float | None = None
@@ -92,7 +92,7 @@ class Measured:
         return between({SMALL_TABLE: small, LARGE_TABLE: rate}, table_bytes)
 
     def scaled(self, share: float) -> "Measured":
-        """Of one of several ranks that share what was measured; links they do not share."""
+        """The share of one of several ranks; they do not share links."""
         rates: dict[str, Any] = {name: _times(getattr(self, name), share) for name in BY_WIDTH}
         for name in ("small", "gemm", "layer"):
             rates[name] = {key: _times(of, share) for key, of in getattr(self, name).items()}
@@ -109,11 +109,11 @@ class Known:
 
     key: str
     name: str
-    """As the driver (or the kernel) gives it; empty in the tables, which know several."""
+    """The name that the driver (or the kernel) gives; empty in the tables, which know several."""
     memory: Figure | None = None
     bandwidth: Figure | None = None
     peaks: Mapping[str, Figure] = field(default_factory=dict)
-    """By precision, dense."""
+    """Dense peaks by precision."""
     node: Figure | None = None
     """The link to other devices of a node, one way, all together."""
     host: Figure | None = None
@@ -122,7 +122,7 @@ class Known:
     measured: Measured = Measured()
 
     def shared(self, ranks: int) -> "Known":
-        """As one rank has it: ranks of a machine share its CPUs, but no accelerator."""
+        """What one rank has: the ranks of a machine share its CPUs, but no accelerator."""
         if self.key != CPU:
             return self
         return dataclasses.replace(
@@ -186,7 +186,7 @@ def keys() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*KEYS, *_described)))
 
 
-def known(key: str) -> Known | None:
+def lookup(key: str) -> Known | None:
     """What is known of the hardware of this key, from a file or from the tables."""
     return _described.get(key) or from_tables(key)
 

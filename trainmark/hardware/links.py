@@ -18,11 +18,11 @@ class Links:
     """What one device is connected with."""
 
     node: float
-    """To the other devices of its node, all together."""
+    """Link to the other devices of its node, all together."""
     host: float
-    """To host memory."""
+    """Link to host memory."""
     network: float | None
-    """To other nodes; None where the vendor builds no such system."""
+    """Link to other nodes; None where the vendor builds no such system."""
     source: str
 
 
@@ -95,4 +95,4 @@ LINKS = {
     "b200": _B200,
     "mi300x": _MI300X,
 }
-"""By the keys of `datasheets.ACCELERATORS`."""
+"""Links of each accelerator, by the keys of `datasheets.ACCELERATORS`."""

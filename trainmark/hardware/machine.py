@@ -6,7 +6,7 @@ from typing import Literal
 
 from trainmark.errors import InputError
 from trainmark.hardware.devices import Cluster, Peak, Unknown, peak_flops
-from trainmark.hardware.known import CPU, Figure, Known, Measured, known
+from trainmark.hardware.known import CPU, Figure, Known, Measured, lookup
 from trainmark.hardware.links import GB, LINK_EFFICIENCY
 from trainmark.hardware.memory import RESERVED
 
@@ -20,17 +20,17 @@ class Machine:
     """Bytes, and bytes per second, of one device of a cluster."""
 
     devices: int
-    """All of them."""
+    """All devices of the cluster."""
     devices_per_node: int
     memory: int | None
-    """Of one device, less what is reserved; None where it is not known beforehand."""
+    """Memory of one device, less what is reserved; None where it is not known beforehand."""
     bandwidth: float
-    """Of the device's memory."""
+    """Bandwidth of the device's memory."""
     node_link: float
     network: float
     host_link: float
     measured: Measured = Measured()
-    """What goes before shares of the bandwidth."""
+    """Measured rates; they take precedence over shares of the bandwidth."""
     unknown: str = ""
     """Why these numbers serve to weigh alternatives, but not to predict times."""
     unknown_host: str = ""
@@ -41,11 +41,11 @@ class Machine:
         return self.devices // self.devices_per_node
 
     def streaming(self, share: float) -> float:
-        """Of bytes read and written in order: as measured, or a share of the bandwidth."""
+        """Rate of bytes read and written in order: as measured, or a share of the bandwidth."""
         return self.measured.copy or self.bandwidth * share
 
     def of_rows(self, kind: str, row_bytes: int, table_bytes: float, share: float) -> float:
-        """Likewise of rows that are read in random order, or that an optimiser changes."""
+        """Likewise for rows that are read in random order, or that an optimiser changes."""
         return self.measured.of_rows(kind, row_bytes, table_bytes) or self.bandwidth * share
 
 
@@ -60,7 +60,7 @@ def machine(cluster: Cluster, network_gb_s: float | None = None) -> Machine:
         network_gb_s: what one device gets of the network between nodes, in GB/s; by default that
             of the vendor's own system, or of a `hardware.toml`.
     """
-    found = known(cluster.hardware)
+    found = lookup(cluster.hardware)
     device = found.shared(cluster.devices) if found else Known(key=cluster.hardware, name="")
     measured = device.measured
     bandwidth = measured.copy or _value(device, "bandwidth")
@@ -113,7 +113,7 @@ def _attained(rate: float | None) -> float | None:
 
 
 def peak_of(cluster: Cluster, precision: str) -> Peak | Unknown:
-    """Of one rank: those of a machine share its CPUs."""
+    """The peak of one rank: the ranks of a machine share its CPUs."""
     peak = peak_flops(cluster.hardware, precision)
     if isinstance(peak, Unknown) or cluster.hardware != CPU:
         return peak
@@ -135,8 +135,8 @@ Used = Literal[
 
 
 def sources(cluster: Cluster, precision: str, used: Collection[Used]) -> list[str]:
-    """Who says what a plan of this cluster is made of: figures, and behind a colon their source."""
-    found = known(cluster.hardware)
+    """The sources of the figures that a plan of this cluster uses, as `figures: source`."""
+    found = lookup(cluster.hardware)
     if found is None:
         return []
     measured = found.measured
@@ -160,7 +160,7 @@ def sources(cluster: Cluster, precision: str, used: Collection[Used]) -> list[st
 
 
 def used_links(cluster: Cluster) -> list[Used]:
-    """Those between the devices."""
+    """The links between the devices."""
     links: dict[Used, bool] = {
         "link between devices": cluster.devices > 1,
         "network": cluster.nodes > 1,

@@ -7,7 +7,7 @@ from typing import TypeVar
 from trainmark.errors import InputError
 from trainmark.formatting import readable_size
 from trainmark.hardware.devices import Cluster
-from trainmark.hardware.known import known
+from trainmark.hardware.known import lookup
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ def sum_of(plans: Iterable[MemoryPlan]) -> MemoryPlan:
 
 def card_bytes(cluster: Cluster) -> int | None:
     """Memory of one device of a cluster, nominal; None where it is not known beforehand."""
-    device = known(cluster.hardware)
+    device = lookup(cluster.hardware)
     memory = device.shared(cluster.devices).memory if device else None
     return None if memory is None else int(memory.value)
 
@@ -76,7 +76,7 @@ def what_fits(
 def misfit(
     name: str, plan: MemoryPlan, cluster: Cluster, advice: Callable[[float], str]
 ) -> str | None:
-    """What to say of a run that a cluster's devices are too small for; None if they are not.
+    """The message for a run that a cluster's devices are too small for; None if they are not.
 
     Args:
         advice: what else to say of a run that may take so many bytes.
@@ -116,7 +116,7 @@ def check_fits(
 
 
 def check_host_fits(needed: int, available: int, name: str) -> None:
-    """Likewise for tables in host memory, of all devices of this machine."""
+    """The same for tables in host memory, of all devices of this machine."""
     if needed > available:
         raise InputError(
             f"{name} does not fit: its tables in host memory need {readable_size(needed)} on this "

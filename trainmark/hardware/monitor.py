@@ -132,7 +132,7 @@ class Monitor:
                     self._integral.add(time.perf_counter(), value)
             except Exception as error:
                 self._reason = self._reason or f"{quantity}: {error}"
-        counted = self.joules()  # a register of a CPU starts anew after minutes: see it before
+        counted = self.joules()  # a CPU's register wraps around after minutes: read it before
         self._latest = (time.perf_counter(), counted if self._counts else self._integral.joules)
         self._asked = self._asked or self._latest
 

@@ -21,5 +21,5 @@ def pin(zeros: Tensor, device: torch.device) -> int:
 
 
 def unpin(pinned: Tensor) -> None:
-    """Before its memory is freed."""
+    """Unpin a tensor, before its memory is freed."""
     torch.cuda.cudart().cudaHostUnregister(pinned.data_ptr())

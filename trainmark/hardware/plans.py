@@ -16,10 +16,10 @@ class Work:
 
     amount: int
     unit: str
-    """Of the amount: samples, sentences, tokens."""
+    """Unit of the amount: samples, sentences, tokens."""
     flops: float
     convention: str
-    """By which these are counted, for an MFU."""
+    """How these are counted, for an MFU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,19 +27,19 @@ class Plan:
     """What is known of a run on a cluster before it is started."""
 
     memory: Sequence[MemoryPlan]
-    """Of each device; one, if they are all alike."""
+    """Memory of each device; one plan if they are all alike."""
     host_bytes: Sequence[int] = ()
-    """That each device keeps in its host's memory."""
+    """Bytes that each device keeps in its host's memory."""
     seconds: Sequence[Mapping[str, float]] = ()
-    """Of the parts of a step, and of the step, on each device; none where they are not known."""
+    """Seconds of a step and of its parts on each device; empty where they are not known."""
     no_time: str | None = None
     """Why no time is predicted, where it is not."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Predicted seconds of a step on the device that the others wait for, by part."""
     interval_s: tuple[float, float] | None = None
-    """Between which the step is expected to be; None where nothing tells."""
+    """The shortest and the longest step expected; None where nothing tells."""
     resources: Mapping[str, str] = field(default_factory=dict)
-    """What each part takes the time of: compute, memory bandwidth, the link, the host."""
+    """The resource that bounds each part: compute, memory bandwidth, the link, the host."""
     work: Work | None = None
     """What a step does in that time."""
     constants: Mapping[str, float] = field(default_factory=dict)
@@ -50,13 +50,13 @@ class Plan:
     """Where each embedding table lies: rows of cells by their headers."""
     sentences: Sequence[str] = ()
     too_large: str | None = None
-    """What to say of a run that does not fit."""
+    """The message for a run that does not fit."""
     placement: str | None = None
     """The placement of tables as JSON, for `--json`."""
 
     @property
     def step_s(self) -> float | None:
-        """Predicted, of the slowest device."""
+        """The predicted step of the slowest device."""
         return max((parts["step"] for parts in self.seconds), default=None)
 
     @property

@@ -39,7 +39,7 @@ COPY_OF_BANDWIDTH = 0.855
 WRITTEN, WRITTEN_FP8 = 0.83, 0.61
 OPERANDS: Mapping[Kind, float] = {"forward": 1.67, "input": 0.98, "masked": 0.98, "weight": 0.98}
 HIDING = 1.6
-# Seconds before the first and behind the last tile; gradients of weights add up several parts.
+# Seconds before the first and after the last tile; gradients of weights add up several parts.
 START = {4: 5.0e-6, 2: 3.0e-6, 1: 3.0e-6}
 START_WEIGHT = {4: 9.4e-6, 2: 5.4e-6, 1: 5.4e-6}
 # Kernels of 4-byte types have tiles of 128 x 128, one for each of an H200's processors, and take

@@ -21,9 +21,9 @@ class Row:
     batch: int
     """Samples of a request."""
     requests: int
-    """That were timed."""
+    """Requests that were timed."""
     samples: int
-    """Of all of them."""
+    """Samples of all requests."""
     mean_ms: float
     median_ms: float
     p90_ms: float
@@ -31,15 +31,15 @@ class Row:
     p99_ms: float
     samples_per_s: float
     precision: str | None = None
-    """Of the dense computation."""
+    """Precision of the dense computation."""
     tables_precision: str | None = None
-    """Of large embedding tables; None where there are none, and in files of earlier versions."""
+    """Type of large embedding tables; None without tables, and in files of earlier versions."""
     clients: int = 1
     """Requests that were under way at a time."""
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What a file has one row of."""
+        """Rows with the same key are measurements of the same thing."""
         return (self.batch, self.precision, self.tables_precision, self.clients)
 
 
@@ -49,27 +49,27 @@ class Inference:
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
+    schema: str = SCHEMA
     run: str
     workload: str
     checkpoint: str
     step: int
     samples: int
-    """That the checkpoint was trained on."""
+    """Samples that the checkpoint was trained on."""
     data: str
     split: str
-    """Where the requests are from."""
+    """The split that the requests are from."""
     case: str
     precision: str
-    """Of the rows that were measured last."""
+    """Precision of the rows that were measured last."""
     threads: int
-    """Of PyTorch, on the host."""
+    """PyTorch's threads on the host."""
     dropped: int
     """First requests of each size, not timed."""
     rows: list[Row]
     hardware: dict[str, Any]
     software: dict[str, Any]
     started: str
-    schema: str = SCHEMA
 
     def with_rows_of(self, earlier: "Inference | None") -> "Inference":
         """This, and the rows of an earlier file that are of nothing that was measured again.
@@ -92,9 +92,7 @@ class Inference:
     def write(self, folder: Path) -> Path:
         """Keep it in a run's folder, whole or not at all."""
         path = folder / FILE_NAME
-        plain = dataclasses.asdict(self)
-        ordered = {"schema": plain.pop("schema"), **plain}
-        write_atomically(path, checksums.dumps(ordered))
+        write_atomically(path, checksums.dumps(dataclasses.asdict(self)))
         return path
 
 

@@ -35,7 +35,7 @@ WORTH_TELLING_S = 10.0
 
 
 def measure(options: InferOptions, say: Callable[[str], None]) -> Inference:
-    """Time a checkpoint of a run; `say` is told what takes long."""
+    """Time a checkpoint of a run; `say` reports what takes long."""
     sizes = None if options.batches is None else parse_batches(options.batches)
     if options.steps < 1:
         raise InputError(f"--steps must be at least 1. Received: {options.steps}.")
@@ -129,7 +129,7 @@ def _requests(
 
 
 def _batches(cfg: Any, workload: AnyWorkload, size: int, count: int) -> list[Any]:
-    """This rank's share of each."""
+    """This rank's share of each batch."""
     ranks = launched_ranks()
     rank, share = dist.get_rank() if ranks > 1 else 0, size // ranks
     sized = dataclasses.replace(cfg, eval_batch=share)

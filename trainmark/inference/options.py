@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import tyro
 
 from trainmark.bounds import Positive
-from trainmark.config import Precision
 from trainmark.hardware.backends import DeviceChoice
+from trainmark.hardware.devices import Precision
 from trainmark.inference.server.limits import Limits
 from trainmark.scoring import BadRows
 

@@ -1,4 +1,4 @@
-"""`trainmark predict`: what a trained model says of every row of files, in bounded memory.
+"""`trainmark predict`: a trained model's scores for every row of files, in bounded memory.
 
 A model of a run scores a dataset, which raw files are encoded as first, by the rules of what the
 run was trained on: the road of `trainmark evaluate --input`, and the same scores. Where there is a
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # a model that needs no torch does not wait for it
     from trainmark.run.runner import Loaded
 
 PART_ROWS = 1 << 18
-"""Of a part, at least; then it is written."""
+"""Rows of a part, at least; a full part is written."""
 
 
 def predict(options: PredictOptions) -> Path:
@@ -155,7 +155,7 @@ def _scored(
 def _of_dataset(
     options: PredictOptions, data: str, encoded: EncodedFiles | None, done: int
 ) -> Iterator[ScoredRows]:
-    """The rows of a split behind the first `done`."""
+    """The rows of a split after the first `done`."""
 
     from trainmark.run import runner
 

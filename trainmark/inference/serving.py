@@ -3,14 +3,13 @@
 import re
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainmark import checksums, workloads
 from trainmark.config import Run, filled
 from trainmark.contract import Definition
-from trainmark.errors import InputError
+from trainmark.errors import InputError, require
 from trainmark.files import read_json
 from trainmark.hardware import backends
 from trainmark.inference.options import ServeOptions
@@ -27,8 +26,7 @@ NAME = re.compile(r"[\w.-]+", re.ASCII)
 def serve(options: ServeOptions) -> None:
     """Serve until the process is told to stop."""
     needed = PACKAGES if options.grpc_port is None else (*PACKAGES, "grpc")
-    if missing := [name for name in needed if find_spec(name) is None]:
-        raise InputError(f"serve needs {' and '.join(missing)}: pip install 'trainmark[serve]'.")
+    require("serve", *needed, extra="serve")
     from trainmark.inference.server import keys, process
 
     if (options.tls_certificate is None) != (options.tls_key is None):
@@ -88,12 +86,12 @@ def _check_scores(
 
 @dataclass(frozen=True)
 class Found:
-    """What is in a folder now."""
+    """What a folder holds now."""
 
     checkpoint: Path | None
-    """None of an export."""
+    """The checkpoint; None for an exported model."""
     written: tuple[tuple[int, int, int], ...]
-    """Changes with what was written."""
+    """Inode, size and time of each file, which tell a newer model."""
 
 
 def _newest(folder: Path, run: Run | None, options: ServeOptions) -> Found:

@@ -38,9 +38,9 @@ class Graph:
     def __init__(self) -> None:
         self.nodes: list[NodeProto] = []
         self.constants: dict[tuple[Any, ...], TensorProto] = {}
-        """By type, shape and content."""
+        """Small tensors by type, shape and content."""
         self.weights: dict[str, Tensor] = {}
-        """By name, on the meta device."""
+        """Weights by name, on the meta device."""
 
     def add(self, operator: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
         """A node with one output."""

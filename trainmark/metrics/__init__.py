@@ -60,7 +60,7 @@ def mfu(flops: float, seconds: float, devices: int, peak_flops: float) -> float:
 
 
 def relative_error(predicted: float | None, measured: float | None) -> float | None:
-    """By which share a prediction was too high; None if either number is missing."""
+    """The share by which a prediction was too high; None if either number is missing."""
     if predicted is None or not measured:
         return None
     return predicted / measured - 1

@@ -1,4 +1,4 @@
-"""Whether one side's steps take longer than the other's, from steps that they took by turns.
+"""Whether one side's steps take longer than the other's, from steps that they took in turns.
 
 A block is four turns, in the order ABBA or BAAB as a coin falls. Its difference is that of the
 logarithms of both sides' lower quartiles: what disturbs less than three quarters of the steps

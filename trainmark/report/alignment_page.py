@@ -13,7 +13,7 @@ PAGE_NAME = "alignment.html"
 
 
 def write_page(folder: Path, reference: Path, found: Alignment) -> Path:
-    """Draw both curves beside ours."""
+    """Write a page with both curves beside our curve's file; returns its path."""
     path = curve_file(folder).with_name(PAGE_NAME)
     write_atomically(path, _page(found, read_curve(folder), read_curve(reference)))
     return path

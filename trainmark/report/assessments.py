@@ -12,7 +12,7 @@ from trainmark.report.tables import Grid
 INTERVAL = "95 % interval"
 UNDEFINED = "undefined"
 
-Told = Estimate | float | None
+Value = Estimate | float | None
 
 
 # --- tables
@@ -24,28 +24,28 @@ def metrics_grid(splits: Mapping[str, Metrics], assessed: Mapping[str, Assessmen
     for split in splits:
         headers += [split, INTERVAL] if split in assessed else [split]
         numeric += [True, False] if split in assessed else [True]
-    told = {split: _told(found, assessed.get(split)) for split, found in splits.items()}
+    values = {split: _values(found, assessed.get(split)) for split, found in splits.items()}
     rows = []
-    for name in dict.fromkeys(name for found in told.values() for name in found):
-        cells = [_cells(told[split].get(name), split in assessed) for split in splits]
+    for name in dict.fromkeys(name for found in values.values() for name in found):
+        cells = [_cells(values[split].get(name), split in assessed) for split in splits]
         rows.append([name, *chain.from_iterable(cells)])
     return Grid(headers, rows, numeric)
 
 
-def _told(metrics: Metrics, found: Assessment | None) -> dict[str, Told]:
+def _values(metrics: Metrics, found: Assessment | None) -> dict[str, Value]:
     """All metrics of a split by name, those of every evaluation first."""
-    told: dict[str, Told] = dict(metrics)
+    values: dict[str, Value] = dict(metrics)
     if found is not None:
-        told |= {"auc": found.auc, "log_loss": found.log_loss, "calibration": found.calibration}
-        told["normalised_entropy"] = found.normalised_entropy
-        told["pr_auc"] = found.pr_auc
-        told["calibration_error"] = found.calibration_error
+        values |= {"auc": found.auc, "log_loss": found.log_loss, "calibration": found.calibration}
+        values["normalised_entropy"] = found.normalised_entropy
+        values["pr_auc"] = found.pr_auc
+        values["calibration_error"] = found.calibration_error
         if found.group_auc is not None:
-            told["group_auc"] = found.group_auc.auc
-    return told
+            values["group_auc"] = found.group_auc.auc
+    return values
 
 
-def _cells(value: Told, with_interval: bool) -> list[str]:
+def _cells(value: Value, with_interval: bool) -> list[str]:
     exact = value.value if isinstance(value, Estimate) else value
     cell = UNDEFINED if exact is None else f"{exact:.6f}"
     if not with_interval:
@@ -72,12 +72,10 @@ def calibration_grid(found: Assessment) -> Grid:
 
 
 def importance_grid(columns: Sequence[Importance]) -> Grid:
-    rows = [[c.column, f"{c.drop:.5f}", _plus_minus(c)] for c in columns]
+    rows = [
+        [c.column, f"{c.drop:.5f}", "" if c.error is None else f"{c.error:.5f}"] for c in columns
+    ]
     return Grid(["column", "AUC lost without it", "standard error"], rows, [False, True, True])
-
-
-def _plus_minus(column: Importance) -> str:
-    return "" if column.error is None else f"{column.error:.5f}"
 
 
 # --- in words

@@ -90,11 +90,11 @@ class Measure:
     in_row: Callable[[published.Row], float | None] = lambda row: None
     """The same number in a published row."""
     smallest: float | None = None
-    """The smallest change worth telling, as a share; None if no change of it is told."""
+    """The smallest change worth reporting, as a share; None if its changes are not reported."""
     words: tuple[str, str] | None = None
     """Words for a change down and a change up; by default "worse" or "better"."""
     better: str | None = None
-    """`higher` or `lower`; None: as the result says of its quality."""
+    """`higher` or `lower`; None: the result says which, for its quality."""
 
 
 MEASURES = (

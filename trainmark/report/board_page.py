@@ -26,7 +26,7 @@ from trainmark.report.sections import section
 
 FILE_NAME = "board.html"
 LISTED = 20
-"""Changes in the list that is open."""
+"""Changes that are listed; earlier ones are folded."""
 
 
 def page(board: Board, home: Path | None = None, version: str | None = None) -> str:

@@ -155,7 +155,7 @@ def _clean(value: float) -> float:
 
 
 def tick_texts(ticks: Sequence[float]) -> list[str]:
-    """Short: 0.25, 1,500, 20k, 1.5M, 4B."""
+    """Ticks as short texts: 0.25, 1,500, 20k, 1.5M, 4B."""
     return [_tick_text(tick, max(map(abs, ticks))) for tick in ticks]
 
 
@@ -281,7 +281,7 @@ class Bar:
 
 
 def bar_chart(bars: Sequence[Bar]) -> Markup:
-    """One below the other, from a common zero."""
+    """Bars below each other, from a common zero."""
     ends = [bar.value + sign * 2 * (bar.error or 0.0) for bar in bars for sign in (-1, 1)]
     low, high = min(0.0, *ends), max(0.0, *ends)
     full = (high - low) or 1.0

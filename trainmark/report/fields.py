@@ -1,8 +1,9 @@
-"""Looking into the configuration of results."""
+"""The configuration fields in which results differ."""
 
 from collections.abc import Sequence
 from typing import Any
 
+from trainmark.config import flatten
 from trainmark.formatting import DASH
 from trainmark.run.result import Result
 
@@ -23,7 +24,7 @@ def different_fields(results: Sequence[Result]) -> list[list[str]]:
 
 
 def _told_apart(values: Sequence[Any]) -> list[str]:
-    """As texts; of long lists of texts only what not all have, as the columns of two datasets."""
+    """Values as texts; long lists, as the columns of two datasets, show only what not all have."""
     if not all(_is_long(value) for value in values):
         return [str(value) for value in values]
     in_all, in_any = set.intersection(*map(set, values)), set().union(*values)
@@ -40,12 +41,3 @@ def _is_long(value: Any) -> bool:
 def _first(parts: Sequence[str]) -> str:
     more = f", and {len(parts) - SHORT} more" if len(parts) > SHORT else ""
     return ", ".join(parts[:SHORT]) + more
-
-
-def flatten(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Nested dictionaries as (dotted name, value) pairs."""
-    pairs: list[tuple[str, Any]] = []
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        pairs += flatten(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
-    return pairs

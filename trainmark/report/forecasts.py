@@ -1,6 +1,6 @@
 """What was predicted of a run, beside what was measured: for its page, and for `plan --check`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from trainmark import metrics
@@ -112,22 +112,20 @@ def _details(result: Result) -> list[Markup]:
     return [pairs([*parts, *sizes]), *help_]
 
 
-def _sentences(result: Result, predicted: Predicted) -> list[str]:
-    lines = []
+def _sentences(result: Result, predicted: Predicted) -> Iterator[str]:
     if predicted.reason:
-        lines.append(f"No time was predicted: {predicted.reason}.")
+        yield f"No time was predicted: {predicted.reason}."
     if explained := difference(result):
-        lines.append(explained)
+        yield explained
     if predicted.bound_by:
-        lines.append(f"Predicted to be bound by {predicted.bound_by}.")
+        yield f"Predicted to be bound by {predicted.bound_by}."
     by = "".join(f", {name} {value:g}" for name, value in predicted.constants.items())
     sources = "; ".join(predicted.sources)
     about = f" from {sources}" if sources else ""
-    lines.append(f"By {predicted.planner}, before the first step{about}{by}.")
+    yield f"By {predicted.planner}, before the first step{about}{by}."
     if result.memory.allocated_peak_bytes is None:
         peak = readable_size(result.memory.peak_bytes)
-        lines.append(f"The process took {peak}, with Python and its libraries.")
-    return lines
+        yield f"The process took {peak}, with Python and its libraries."
 
 
 def difference(result: Result) -> str | None:

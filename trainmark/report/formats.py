@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from trainmark.progress import SafeConsole
 from trainmark.report.charts import Bar
 from trainmark.report.tables import NOT_APPLICABLE, Grid, grid_table, metrics_table
 
@@ -45,7 +46,7 @@ def terminal(tables: Sequence[Titled], width: int) -> RenderableType:
 
 def _whole(one: Titled, width: int) -> Table:
     table = metrics_table(one.grid, one.title)
-    needed = Console(width=WIDEST).measure(table).maximum
+    needed = SafeConsole(width=WIDEST).measure(table).maximum
     table.width = needed if needed > width else None
     return table
 
@@ -74,12 +75,9 @@ def comma_separated(tables: Sequence[Titled]) -> str:
         text.write("\n" if index else "")
         text.write(f"# {one.title}\n")
         writer.writerow(one.grid.headers)
-        writer.writerows([_blank(cell) for cell in row] for row in one.grid.rows)
+        for row in one.grid.rows:
+            writer.writerow("" if cell == NOT_APPLICABLE else cell for cell in row)
     return text.getvalue()
-
-
-def _blank(cell: str) -> str:
-    return "" if cell == NOT_APPLICABLE else cell
 
 
 def as_json(tables: Sequence[Titled]) -> str:

@@ -161,8 +161,9 @@ def _tiles(result: Result) -> list[Markup]:
     rate = result.throughput
     memory = result.memory
     headline_rate = rate.p_train if rate.p_train is not None else rate.p_whole
+    reached = quality(result.quality.value, None).replace(NOT_APPLICABLE, DASH)
     tiles = [
-        _tile(metric_name(result), _quality_value(result), _quality_remark(result)),
+        _tile(metric_name(result), reached, _quality_remark(result)),
         _tile("Throughput", human(headline_rate), f"{rate.unit} in training (p_train)"),
         _tile("End to end", duration(result.time_s.e2e), f"{result.samples:,} samples"),
         _tile(
@@ -191,10 +192,6 @@ def _tile(name: str, value: str, remark: str) -> Markup:
         tag("span", remark, class_="remark"),
         class_="tile",
     )
-
-
-def _quality_value(result: Result) -> str:
-    return quality(result.quality.value, None).replace(NOT_APPLICABLE, DASH)
 
 
 def _quality_remark(result: Result) -> str:

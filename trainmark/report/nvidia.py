@@ -90,7 +90,7 @@ def _cells(system: str, rows: Sequence[Row] | Sequence[InferenceRow]) -> list[Ce
 
 
 def _batch(row: Row | InferenceRow) -> int | None:
-    """Per device."""
+    """The batch of one device."""
     if isinstance(row, InferenceRow):
         return row.batch
     return row.global_batch and row.global_batch // devices(row.case)
@@ -125,7 +125,7 @@ def our_model(result: Result) -> Model:
 
 
 def gib(model: Model) -> str:
-    """To the second decimal, as far as it was printed."""
+    """The size of a model with up to two decimals, as the pages print it."""
     if model.gib is None:
         return NOT_APPLICABLE
     return "<0.01" if 0 < model.gib < 0.01 else f"{round(model.gib, 2):g}"
@@ -199,7 +199,7 @@ def _short(value: float | None) -> str:
 
 
 def _thousands(batch: int | None) -> str:
-    """64k for 65,536."""
+    """A batch in thousands: 64k for 65,536."""
     whole = batch and batch % 1024 == 0
     return f"{batch // 1024}k" if batch and whole else or_slash(batch)
 

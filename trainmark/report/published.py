@@ -47,7 +47,7 @@ class Row:
     """Speed-up of mixed precision over the same row in full precision, as printed."""
     throughput_speedup: float | None = None
     cpu_speedup: float | None = None
-    """Over a row of CPUs alone, as printed."""
+    """Speed-up over a row of CPUs alone, as printed."""
     note: str | None = None
 
 
@@ -58,7 +58,7 @@ class Model:
     run: str
     system: str
     name: str
-    """As the system calls it."""
+    """What the system calls it."""
     frequency_threshold: int | None = None
     parameters: float | None = None
     gib: float | None = None
@@ -86,7 +86,7 @@ class System:
     like: str
     """The form of table that its page has: a key of `report.like.FORMS`."""
     by: str
-    """Its authors."""
+    """Who published it."""
     workload: str
     source: str
     dataset: str

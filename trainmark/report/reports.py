@@ -122,7 +122,7 @@ def _home(folder: Path) -> Path:
 
 
 def _called(folder: Path) -> str:
-    """A folder's name; a repeat's own, 0 or 1, would not say of which run."""
+    """A folder's name; for a repeat, called 0 or 1, with the name of its run."""
     return f"{folder.parent.name}/{folder.name}" if folder.name.isdigit() else folder.name
 
 

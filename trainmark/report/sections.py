@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainmark.config import flatten
 from trainmark.formatting import DASH, human, joules, percent, readable_size, with_unit
 from trainmark.inference.figures import Inference
 from trainmark.report import published
 from trainmark.report.charts import COLOURS, stacked_bar
-from trainmark.report.fields import different_fields, flatten
+from trainmark.report.fields import different_fields
 from trainmark.report.markup import Child, Markup, join, tag
 from trainmark.report.tables import (
     NOT_APPLICABLE,

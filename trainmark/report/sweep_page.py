@@ -33,7 +33,7 @@ class SweptField:
 
     name: str
     choices: tuple[str, ...] = ()
-    """Its values; empty for a range."""
+    """The values it was given; empty for a range."""
     log: bool = False
     """Whether the range is one of factors."""
 
@@ -114,8 +114,9 @@ def _content(
     done = [run for run in runs if run.value is not None]
     grid = runs_grid(runs, better)
     shown = Grid(grid.headers, grid.rows[:SHOWN], grid.numeric)
-    told = [
-        f"{len(runs)} runs took {duration(_seconds(runs))} of training and evaluation.",
+    seconds = sum(run.result.time_s.e2e for run in runs if run.result)
+    remarks = [
+        f"{len(runs)} runs took {duration(seconds)} of training and evaluation.",
         "The best of many is also the luckiest: its value on other data is a little worse."
         if not done or done[0].split == "test"
         else f"Runs are compared on {done[0].split}; the test split tells how good the best is.",
@@ -123,15 +124,11 @@ def _content(
     over = f"over {', '.join(field.name for field in fields)}"
     return join(
         page_header("sweep", name, tag("p", over, class_="where")),
-        section("Best runs", html_table(shown, highlighted=1 if done else 0), _help(told)),
+        section("Best runs", html_table(shown, highlighted=1 if done else 0), _help(remarks)),
         _what_mattered(fields, done) if len(done) > 1 else None,
         section("Each field", _charts(fields, done, best[0])) if done else None,
         _curves(best),
     )
-
-
-def _seconds(runs: Sequence[SweptRun]) -> float:
-    return sum(run.result.time_s.e2e for run in runs if run.result)
 
 
 def _help(sentences: Sequence[str]) -> Markup:
@@ -194,7 +191,7 @@ def _chart(field: SweptField, done: Sequence[SweptRun], best: SweptRun, y_label:
 
 
 def _points(field: SweptField, runs: Sequence[SweptRun]) -> Curve:
-    """Each alone in its piece: a dot."""
+    """One dot for each run."""
     return Curve(
         [
             [_point(_place(field, run), run.value, run.label)]
@@ -206,7 +203,7 @@ def _points(field: SweptField, runs: Sequence[SweptRun]) -> Curve:
 
 
 def _means(field: SweptField, done: Sequence[SweptRun]) -> Curve | None:
-    """Over the runs of each choice, if there are several of one."""
+    """The mean of each choice's runs; None if every choice has one run."""
     if not field.choices or len(done) <= len(field.choices):
         return None
     groups = {

@@ -11,7 +11,6 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
-from rich.text import Text
 
 from trainmark import formatting
 from trainmark.formatting import GIB
@@ -36,7 +35,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Column:
-    """A header, and what its cells say of a row."""
+    """A header, and the text of its cell in a row."""
 
     header: str
     cell: Callable[[Any], str]
@@ -148,11 +147,7 @@ def grid_table(grid: Grid, title: str | None = None) -> RenderableType:
 def metrics_table(grid: Grid, title: str | None = None) -> Table:
     """One row a metric or column, never turned round: without lines, to fit a narrow terminal."""
     table = Table(title=title, title_justify="left", box=None, header_style="bold")
-    for header, numeric in zip(grid.headers, grid.numeric, strict=True):
-        table.add_column(Text(header), justify="right" if numeric else "left", overflow="fold")
-    for row in grid.rows:
-        table.add_row(*map(Text, row))
-    return table
+    return with_cells(table, grid, overflow="fold")
 
 
 def make_grid(columns: Sequence[Column], rows: Sequence[Any]) -> Grid:

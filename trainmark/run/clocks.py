@@ -47,7 +47,7 @@ class Totals:
     steps_partial: int = 0
     sessions: int = 1
     joules: float | None = 0.0
-    """Over all sessions; None if any of them could not count."""
+    """Energy of all sessions; None if any of them could not count."""
     train_joules: float | None = 0.0
     """Energy in the time of `train`."""
     slowest_tokens_s: float = 0.0
@@ -105,7 +105,7 @@ class Clocks:
             self._end_warmup()
 
     def step_done(self, *, samples: int, tokens: int, partial: bool) -> None:
-        """One more batch was handed to the model."""
+        """Count a batch that was handed to the model."""
         totals = self.totals
         totals.steps += 1
         totals.samples += samples

@@ -94,11 +94,11 @@ CURVES = CurveFile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What is known of a step."""
+    """The numbers of one step."""
 
     step: int
     samples: int
-    """Global, so far."""
+    """Samples of all ranks so far."""
     loss: float
     lr: float
     gradient_norm: float | None = None
@@ -108,10 +108,10 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """What is known of the steps between two looks at the loss."""
+    """The numbers of all steps between two looks at the loss together."""
 
     time_s: float
-    """From the start of the run to the later look."""
+    """Seconds from the start of the run to the later look."""
     samples_per_s: float | None
     power_w: float | None
 

@@ -1,5 +1,5 @@
-"""Log lines of the published systems: FlagPerf's `[PerfLog]`, MLPerf's `:::MLLOG` and dllogger's
-`DLLL`, one JSON object each."""
+"""Log lines of the published systems: FlagPerf's `[PerfLog]` and dllogger's `DLLL`, one JSON object
+each. `mlperf.py` has MLPerf's."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ class PerfLog:
         record: dict[str, Any] = {"event": name}
         if value is not None:
             record["other" if isinstance(value, str) else "value"] = value
-        record["metadata"] = {**_caller(), "time_ms": _milliseconds(at_s), "rank": 0}
+        record["metadata"] = {**caller(), "time_ms": milliseconds(at_s), "rank": 0}
         self._stream.write(f"[PerfLog] {json.dumps(record)}\n")
         self._stream.flush()
 
@@ -71,36 +71,6 @@ def _best(result: Result, metric: str) -> float | None:
     values = [e.metrics.get(metric) for e in result.evaluations if e.split == result.quality.split]
     known = [value for value in values if value is not None]
     return choose(known) if known else None
-
-
-# --- MLPerf
-
-
-class MlLog:
-    """`:::MLLOG` lines as MLPerf's checkers read them, into `mlperf.log`."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def event(
-        self,
-        key: str,
-        value: Any = None,
-        kind: str = "POINT_IN_TIME",
-        at_s: float | None = None,
-        **metadata: Any,
-    ) -> None:
-        """Something that happened now, or at the time `at_s`."""
-        record = {
-            "namespace": "",
-            "time_ms": _milliseconds(at_s),
-            "event_type": kind,
-            "key": key,
-            "value": value,
-            "metadata": {**_caller(), **metadata},
-        }
-        self._stream.write(f":::MLLOG {json.dumps(record)}\n")
-        self._stream.flush()
 
 
 # --- NVIDIA
@@ -160,11 +130,11 @@ def training_summary(result: Result) -> dict[str, Any]:
 # --- what all have
 
 
-def _caller() -> dict[str, Any]:
+def caller() -> dict[str, Any]:
     """The line of code that told the run's log: three calls up."""
     frame = sys._getframe(3)
     return {"file": frame.f_code.co_filename, "lineno": frame.f_lineno}
 
 
-def _milliseconds(at_s: float | None) -> int:
+def milliseconds(at_s: float | None) -> int:
     return int(1000 * (time.time() if at_s is None else at_s))

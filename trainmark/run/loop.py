@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from trainmark import metrics
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import checkpoints, folders
 from trainmark.checkpoint.room import check_room
 from trainmark.checkpoint.run_tensors import stored_tensors, stored_weights
 from trainmark.checkpoint.saver import HostMemory, Saver, copy_bytes
@@ -110,22 +110,15 @@ class Training:
         cfg, clocks, progress, total_steps = self.cfg, self.clocks, self.progress, self.total_steps
         self._saver = self._build_saver()
         with self.log, StopRequest() as stop, self._saver:
-            self._samples_looked_at = self._samples()
+            self._start_log()
             eval_steps = metrics.evaluation_steps(self.data.steps_per_epoch, cfg.evals_per_epoch)
-            self.log.training_starts(
-                step=progress.step,
-                total_steps=total_steps,
-                samples=self._samples_looked_at,
-                train_samples=self.data.samples,
-                eval_samples=self._held_out[cfg.quality_split].samples,
-            )
             if cfg.initial_evaluation and progress.step == 0:
                 self._evaluate(self._watched)
 
             clocks.train_starts()
             self.feed = Feed(iter(self.data), self.trainer, clocks, self.mesh.device)
             profiler = Profiler(cfg.profile if self.mesh.is_main else None, self.output)
-            while not self.has_finished:
+            while self.ended is None:
                 batch = next(self.feed)
                 lr = cfg.lr * cfg.schedule.factor(progress.step)
                 loss, skipped, differ = self._step(batch, lr)
@@ -136,21 +129,9 @@ class Training:
                 if progress.step == total_steps:
                     break
                 if (progress.step - 1) % self.data.steps_per_epoch in eval_steps:
-                    self._look()
-                    with clocks.pause("evaluation"):
-                        self._evaluate(self._watched)
-                    if progress.is_best:
-                        with clocks.pause("checkpoint"):
-                            self._save()
-                    if self._watch:
-                        self._watch(progress.evaluations)
+                    self._evaluate_on_the_way()
                 if self._must_save(stop):
-                    self._look()
-                    with clocks.pause("checkpoint"):
-                        path = self._save()
-                    if signal_number := self.mesh.max_over_ranks([stop.signal_number])[0]:
-                        self._wait_for_save()
-                        raise Interrupted(int(signal_number), path)
+                    self._save_on_the_way(stop)
 
             clocks.last_step_done()
             self._look()
@@ -169,7 +150,7 @@ class Training:
         if self.cfg.device == "cpu" and self.cfg.precision == "fp16":
             self.log.say("Most CPUs have no fast fp16 GEMMs: try --precision fp32.")
         self.trainer = build_trainer(self.cfg, self.workload, self.mesh)
-        path = checkpoints.latest(self.output / CHECKPOINTS)
+        path = folders.latest(self.output / CHECKPOINTS)
         self._unsaved = path is None
         if path is not None:
             self._restore(path)
@@ -202,16 +183,21 @@ class Training:
         memory = None if self.saves_stand_still else HostMemory(needed, mesh.device)
         return Saver(root, memory, mesh.host_group)
 
+    def _start_log(self) -> None:
+        self._samples_looked_at = self._samples()
+        self.log.training_starts(
+            step=self.progress.step,
+            total_steps=self.total_steps,
+            samples=self._samples_looked_at,
+            train_samples=self.data.samples,
+            eval_samples=self._held_out[self.cfg.quality_split].samples,
+        )
+
     @property
     def total_steps(self) -> int:
         """The last step, unless the target or patience ends the run earlier."""
         all_epochs: int = self.cfg.epochs * self.data.steps_per_epoch
         return all_epochs if self.cfg.max_steps is None else min(self.cfg.max_steps, all_epochs)
-
-    @property
-    def has_finished(self) -> bool:
-        """Whether there is no step left to do."""
-        return self.ended is not None
 
     @property
     def ended(self) -> str | None:
@@ -308,10 +294,21 @@ class Training:
     def _last_checkpoint(self) -> str:
         """Which checkpoint is the last one, as the end of a message."""
         self._saver.finish()
-        last = checkpoints.latest(self.output / CHECKPOINTS)
+        last = folders.latest(self.output / CHECKPOINTS)
         return f"the last checkpoint is {last}" if last else "there is no checkpoint yet"
 
     # --- evaluation
+
+    def _evaluate_on_the_way(self) -> None:
+        """Evaluate between two steps, and save weights that are the best so far."""
+        self._look()
+        with self.clocks.pause("evaluation"):
+            self._evaluate(self._watched)
+        if self.progress.is_best:
+            with self.clocks.pause("checkpoint"):
+                self._save()
+        if self._watch:
+            self._watch(self.progress.evaluations)
 
     def _evaluate(self, split: str) -> None:
         began, progress, taken = time.perf_counter(), self.progress, self._best_taken
@@ -327,7 +324,7 @@ class Training:
         self.log.evaluated(evaluation, taken.step if taken else progress.step)
         if self.cfg.patience is not None and split == self._watched and progress.step:
             progress.best = best_after(progress.best, evaluation, progress.step, self.cfg)
-        if predictions is not None and self.has_finished:  # they are assessed after the last step
+        if predictions is not None and self.ended:  # they are assessed after the last step
             self._predictions[split] = (evaluation.at_sample, predictions)
 
     def _evaluate_at_end(self) -> None:
@@ -381,7 +378,7 @@ class Training:
         self._wait_for_save()
         if best is None:  # the metric was never defined: nothing to choose by
             return
-        path = checkpoints.folder_of(self.output / CHECKPOINTS, best.step)
+        path = folders.folder_of(self.output / CHECKPOINTS, best.step)
         if not self.progress.is_best:
             if not path.is_dir():
                 raise InputError(
@@ -406,12 +403,21 @@ class Training:
             return self.mesh.any(stop.requested or due or self._saver.has_failed)
         return self._interval.steps is not None and self._interval.due(step, seconds)
 
+    def _save_on_the_way(self, stop: StopRequest) -> None:
+        """Save between two steps; then end the run, if any rank was asked to stop."""
+        self._look()
+        with self.clocks.pause("checkpoint"):
+            path = self._save()
+        if signal_number := self.mesh.max_over_ranks([stop.signal_number])[0]:
+            self._wait_for_save()
+            raise Interrupted(int(signal_number), path)
+
     def _save(self) -> Path:
         """Begin to save this step, unless it is saved already; then the weights may change.
 
         Returns the checkpoint's folder.
         """
-        path = checkpoints.folder_of(self._saver.root, self.progress.step)
+        path = folders.folder_of(self._saver.root, self.progress.step)
         if not self._unsaved:
             return path
         self._wait_for_save()
@@ -440,7 +446,7 @@ class Training:
 
     def _save_evaluations(self) -> None:
         """Add the last evaluations to this step's checkpoint, which was saved before them."""
-        path = checkpoints.folder_of(self.output / CHECKPOINTS, self.progress.step)
+        path = folders.folder_of(self.output / CHECKPOINTS, self.progress.step)
         clocks = global_state(self.clocks, self.mesh)
         if self.mesh.is_main and path.is_dir():
             progress = dataclasses.asdict(self.progress)

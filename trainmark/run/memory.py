@@ -73,6 +73,13 @@ def this_cluster(mesh: Mesh) -> Cluster:
     return Cluster(key, mesh.world_size // per_node, per_node)
 
 
+def _ranks_here(mesh: Mesh) -> slice:
+    """The ranks of this machine."""
+    per_node = this_cluster(mesh).devices
+    first = mesh.rank // per_node * per_node
+    return slice(first, first + per_node)
+
+
 def check_memory(
     cfg: Run, workload: AnyWorkload, mesh: Mesh, *, training: bool = True
 ) -> tuple[MemoryPlan, int]:
@@ -89,19 +96,19 @@ def check_memory(
     plan = needed(plan_memory(cfg, workload, mesh))
     # Before the ranks compare their plans: none of them has allocated anything yet.
     on_host = min(psutil.virtual_memory().available, devices.host_memory_bytes())
-    per_node = this_cluster(mesh).devices
-    first = mesh.rank // per_node * per_node
+    here = _ranks_here(mesh)
     hint = partial(_advice_here, cfg, workload, mesh) if training else lambda available: ""
     if mesh.device.type == "cpu":  # whose memory all ranks of a machine share
         plans = workload.plan_devices(cfg)
         own = needed(plans[mesh.rank]) if plans else plan
-        of_machine = sum_of(meshes.of_all_ranks(own)[first : first + per_node])
-        check_fits(of_machine, on_host, cfg.name, "this machine", ranks=per_node, advice=hint)
+        of_machine = sum_of(meshes.of_all_ranks(own)[here])
+        ranks = here.stop - here.start
+        check_fits(of_machine, on_host, cfg.name, "this machine", ranks=ranks, advice=hint)
         on_host -= of_machine.total
     else:
         available = backends.free_bytes(mesh.device)
         check_fits(plan, available, cfg.name, devices.identify(mesh.device).name, advice=hint)
-    kept = sum(workload.host_bytes(cfg)[first : first + per_node])
+    kept = sum(workload.host_bytes(cfg)[here])
     check_host_fits(kept, on_host, cfg.name)
     return plan, on_host - kept
 
@@ -113,9 +120,7 @@ def has_room_for_copies(own_bytes: int, bytes_left: int, mesh: Mesh) -> bool:
         own_bytes: size of this rank's copy.
         bytes_left: unused host memory of this machine.
     """
-    per_node = this_cluster(mesh).devices
-    first = mesh.rank // per_node * per_node
-    of_machine = sum(meshes.of_all_ranks(own_bytes)[first : first + per_node])
+    of_machine = sum(meshes.of_all_ranks(own_bytes)[_ranks_here(mesh)])
     return not mesh.any(of_machine > _SHARE_FOR_COPIES * bytes_left)
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import resource
 import statistics
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def make_result(
         memory=_memory(mesh, monitor),
         energy=make_energy(training, totals, times, monitor),
         loss=result.Loss(first=progress.first_loss, last=progress.last_loss),
-        notes=_notes(training) + energy_note(monitor),
+        notes=[*_notes(training), *energy_note(monitor)],
         config=to_plain(cfg),
         hardware={**machine, "monitor": monitor},
         software=software,
@@ -182,48 +183,45 @@ def _memory(mesh: Mesh, monitor: dict[str, Any]) -> result.Memory:
     )
 
 
-def _notes(training: Training) -> list[str]:
+def _notes(training: Training) -> Iterator[str]:
     cfg, totals = training.cfg, training.clocks.totals
-    notes = []
     if totals.steps_partial:
-        notes.append(
-            f"{counted(totals.steps_partial, 'step')} had fewer samples than a global batch."
-        )
+        yield f"{counted(totals.steps_partial, 'step')} had fewer samples than a global batch."
     if training.progress.skipped:
         skipped = counted(training.progress.skipped, "step")
-        notes.append(f"Skipped {skipped}, because a gradient overflowed.")
+        yield f"Skipped {skipped}, because a gradient overflowed."
     steps = training.progress.step
     idle = sum(cfg.schedule.factor(step) == 0 for step in range(1, steps))  # a decay ends with one
     if idle > 1:
-        notes.append(
+        yield (
             f"The learning rate was 0 in {idle:,} of {steps:,} steps: its schedule ended before "
             "the run did."
         )
     if best := training.progress.best:
         waited = " after as many evaluations as --patience allows" * (training.ended == "patience")
-        notes.append(
+        yield (
             f"Quality is that of step {best.step:,} of {steps:,}, whose {best.metric} on "
             f"{best.split}, {best.value:.6g}, was the best{waited}."
         )
     if training.saves_stand_still:
-        notes.append(
+        yield (
             "Training stood still while checkpoints were written: host memory has no room for a "
             "copy of the weights."
         )
     if totals.sessions > 1:
-        notes.append(
+        yield (
             f"Continued {totals.sessions - 1} time(s) from a checkpoint; time between the "
             "checkpoint and the stop is not counted."
         )
     if cfg.data == SYNTHETIC:
-        notes.append("Synthetic data: the quality says nothing about real data.")
+        yield "Synthetic data: the quality says nothing about real data."
     if torch.is_anomaly_enabled():
-        notes.append("torch.autograd anomaly detection was on.")
+        yield "torch.autograd anomaly detection was on."
     if cfg.profile:
-        notes.append(f"Steps {cfg.profile} ran under torch.profiler.")
+        yield f"Steps {cfg.profile} ran under torch.profiler."
     if training.start:
-        notes.append(f"Started from the {training.start}.")
-    return notes + workloads.definition(cfg).notes(cfg)
+        yield f"Started from the {training.start}."
+    yield from workloads.definition(cfg).notes(cfg)
 
 
 def spread(results: list[Result]) -> str:

@@ -107,7 +107,7 @@ class RunLog:
                 self._board.add_scalar(f"{evaluation.split}/{name}", value, step)
 
     def checkpointed(self, path: Path) -> None:
-        """It is on disk."""
+        """A checkpoint is on disk."""
         self._perf.event("CHECKPOINT", {"path": str(path)})
 
     def training_ends(self) -> None:

@@ -17,16 +17,16 @@ import torch.distributed as dist
 from trainmark import workloads
 from trainmark.checkpoint import checkpoints
 from trainmark.checkpoint.run_tensors import stored_weights
-from trainmark.config import AnyRun, Precision, Run, TrainOptions
+from trainmark.config import AnyRun, Run, TrainOptions
 from trainmark.contract import MODEL_FOLDER, AnyWorkload, Predictions, Trainer
 from trainmark.distributed import launched
 from trainmark.distributed import mesh as meshes
-from trainmark.distributed.heartbeat import watch_ranks
+from trainmark.distributed.heartbeat import Heartbeat
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
 from trainmark.hardware import backends, hardware_file
 from trainmark.hardware.allocator import keep_freed_memory
-from trainmark.hardware.devices import identify
+from trainmark.hardware.devices import Precision, identify
 from trainmark.hardware.known import Known
 from trainmark.hardware.monitor import Monitor
 from trainmark.resolve import accumulation_remark
@@ -88,10 +88,10 @@ def _with_choices(
     candidates = mesh.from_main(workloads.definition(cfg).candidates(cfg, resolved))
     if not candidates:
         return resolved, False
-    if mesh.is_main:  # lest a trial is for nothing
+    if mesh.is_main:  # before any trial costs time
         run_folder.check(output, resolved, fresh=options.fresh, from_another=False)
         if options.fresh and not launched.is_restart():
-            trials.forget(output)
+            trials.clear(output)
     mesh.barrier()
     alone = dataclasses.replace(options, reference=None, fresh=False)
 
@@ -130,8 +130,8 @@ def _train_one(
 ) -> Result:
     began = datetime.now(UTC)
     workload = workloads.load(cfg.workload)
-    _settle(cfg, mesh)
-    _forget_peaks(mesh)
+    _set_process_options(cfg, mesh)
+    _reset_peaks(mesh)
     begin = start.find(options, cfg)
     if mesh.is_main:
         _check_files(cfg, options, output, from_another=begin is not None)
@@ -182,7 +182,7 @@ def _finished_before(training: Training) -> Result | None:
     """The result of a run that has no step left to do; None if it must be judged by another
     target."""
     output = training.output
-    if not training.has_finished or not (output / result.FILE_NAME).exists():
+    if training.ended is None or not (output / result.FILE_NAME).exists():
         return None
     earlier = result.read(output)
     if earlier.quality.target != training.cfg.target:
@@ -240,7 +240,7 @@ def _joined(cfg: Run) -> Iterator[Mesh]:
     heartbeat, begins = None, not dist.is_initialized()
     if begins and ranks > 1:
         launched.join(backends.collectives(device))
-        heartbeat = watch_ranks()
+        heartbeat = Heartbeat()
     yield meshes.build(device, workloads.definition(cfg).mesh_axes(cfg, ranks))
     if heartbeat is not None:
         heartbeat.stop()
@@ -254,8 +254,8 @@ def _resolve_here(cfg: AnyRun, mesh: Mesh) -> AnyRun:
     return workloads.resolve(dataclasses.replace(cfg, device=kind or "cpu"), this_cluster(mesh))
 
 
-def _settle(cfg: Run, mesh: Mesh) -> None:
-    """Settings of the whole process."""
+def _set_process_options(cfg: Run, mesh: Mesh) -> None:
+    """Set what holds for the whole process."""
     set_matmul_precision(cfg.precision)
     if mesh.device.type == "cpu":
         keep_freed_memory()
@@ -266,9 +266,9 @@ def _counts_energy(mesh: Mesh) -> bool:
     return mesh.device.type != "cpu" or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
-def _forget_peaks(mesh: Mesh) -> None:
+def _reset_peaks(mesh: Mesh) -> None:
     """Reset peak memory, so that a run does not report that of a run before it here."""
-    backends.forget_peaks(mesh.device)
+    backends.reset_peaks(mesh.device)
     # Only Linux has this file, and a sandbox may refuse it; then a peak may be too high.
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the peak of the resident set
@@ -336,7 +336,7 @@ def loaded(
         check(cfg, workload)
         path = find_checkpoint(folder, checkpoint)
         check_memory(cfg, workload, mesh, training=False)
-        _settle(cfg, mesh)
+        _set_process_options(cfg, mesh)
         trainer = build_trainer(cfg, workload, mesh)
         state = checkpoints.load(path, stored_weights(trainer))
         yield Loaded(

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from trainmark import workloads
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import checkpoints, folders
 from trainmark.checkpoint.local_shards import first_rows
 from trainmark.checkpoint.run_tensors import is_of_trainer, own_name
 from trainmark.config import Run, TrainOptions
@@ -74,7 +74,7 @@ def like_the_earlier(options: TrainOptions, output: Path, cfg: Run) -> Run:
 
 def _earlier(checkpoint: Path, cfg: Run) -> Run | None:
     """The configuration of a checkpoint's run; None if it is of another workload."""
-    config = checkpoints.read_state(checkpoint).get("config")
+    config = folders.read_state(checkpoint).get("config")
     if not isinstance(config, dict) or config.get("workload") != cfg.workload:
         return None
     earlier: Run = parse_config(config, checkpoint)

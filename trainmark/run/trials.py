@@ -45,7 +45,7 @@ def choose(
             of_all = f"Trial {number + 1} of {len(candidates)}, to choose settings by"
             print(f"{of_all}: {flags}", file=sys.stderr)
         found[flags] = train(candidate, output / TRIALS / str(number)).best
-        if found[flags] is None:  # nor will the others have a metric
+        if found[flags] is None:  # then no candidate has a metric
             break
     chosen, why = _best(found, next(iter(candidates.values())).better)
     why += f" The trials took {time.perf_counter() - began:.1f} s, which no time here includes."
@@ -64,7 +64,7 @@ def reasons(output: Path, mesh: Mesh) -> list[str]:
     return [known["why"]] if known else []
 
 
-def forget(output: Path) -> None:
+def clear(output: Path) -> None:
     """Remove what trials have left, for a run that begins afresh."""
     shutil.rmtree(output / TRIALS, ignore_errors=True)
     (output / CHOICE).unlink(missing_ok=True)

@@ -40,7 +40,7 @@ def _few_steps(cfg: Run, finished: Result) -> list[str]:
     if finished.ended == "patience":
         advice = "lower --global-batch or --lr, or raise --patience"
     elif not limited and {"global_batch", "epochs"} <= workloads.definition(cfg).closed(cfg):
-        return []  # nobody chose them: they follow from the rows, of which there are enough
+        return []  # nobody chose them: they follow from the rows, and there are enough
     return [
         f"The weights were updated in {counted(steps, 'step')} only; fewer than {FEW_STEPS} seldom "
         f"teach a model what is in the data. To train one, {advice}."

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
+from trainmark.distributed.mesh import local
 from trainmark.kernels.adamw_update import Held, update
 from trainmark.training.seeding import stream_seed
 
@@ -100,11 +100,6 @@ class AdamW:
             decay = self.weight_decay if parameter.dim() > 1 else 0.0
             constants = (self.beta1, self.beta2, self.eps, decay)
             update(held, _flat(gradients[name]), key, scalars, constants)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _flat(tensor: Tensor) -> Tensor:

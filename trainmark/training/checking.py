@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+from trainmark.distributed.mesh import local
 
 T = TypeVar("T")
 Fingerprints = dict[str, Tensor]
@@ -34,8 +35,7 @@ def fingerprints(tensors: Mapping[str, Tensor], of: str = "") -> Fingerprints:
 
 
 def _sum_of_words(tensor: Tensor) -> Tensor:
-    own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    flat = own.detach().contiguous().view(-1)
+    flat = local(tensor).detach().contiguous().view(-1)
     # Words of 64 bits, where they begin and end with the tensor: to widen others takes a copy.
     fits = not (flat.storage_offset() * flat.element_size() | flat.nbytes) % 8
     return flat.view(torch.int64 if fits else _WORDS[flat.element_size()]).sum(dtype=torch.int64)

@@ -2,7 +2,7 @@
 
 Flags
     flags.py            from words to a run and its options; options.py: the verbs' own flags
-    flag_errors.py      wrong flags, as one sentence; aliases.py: names that other systems have
+    flag_errors.py      wrong flags, as one sentence
 
 Verbs
     runs.py             list, show, train, infer

@@ -1,4 +1,4 @@
-"""Tables of several runs of which some have failed, or of which none has been started yet."""
+"""Tables of several runs: some have failed, or none has been started yet."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Attempt:
     known: dict[str, str] = field(default_factory=dict)
     """Cells of a row without a result, by their headers."""
     reason: str | None = None
-    """Told below the table."""
+    """A sentence below the table."""
 
 
 def attempts_table(header: str, attempts: Sequence[Attempt], title: str) -> RenderableType:
@@ -63,7 +63,7 @@ class PlannedRun:
     device_bytes: int | None = None
     """Memory of one device, where it is known otherwise than by the name of the hardware."""
     remark: str | None = None
-    """Told below the table."""
+    """A sentence below the table."""
 
 
 def plans_table(

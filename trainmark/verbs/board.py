@@ -41,7 +41,7 @@ def serve(runs: Sequence[Path], host: str, port: int) -> None:
 def make_server(runs: Sequence[Path], host: str, port: int) -> ThreadingHTTPServer:
     """A server of two things: the page at `/`, and at `/version` whether there is a newer one."""
     reader, lock = Reader(runs), Lock()
-    reader.board()  # a wrong path is told now
+    reader.board()  # refuses a wrong path now
 
     def found(path: str) -> tuple[str, str] | None:
         with lock:

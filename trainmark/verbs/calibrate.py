@@ -46,7 +46,7 @@ from trainmark.verbs.calibrate_steps import with_whole_steps
 
 GEMM_WIDTHS = (16, 64, 256, 1024, 4096)
 TABLE_WIDTHS = (16, 64, 128)
-"""Columns, of 4 bytes."""
+"""Columns of a table, 4 bytes each."""
 FEW_SAMPLES, LAYERS = 256, 2
 """Samples and layers of an MLP, which is timed once more with `Scale.samples`."""
 FEATURES = 26
@@ -70,9 +70,9 @@ class Scale:
     widest: int
     """Widest square matrix of a GEMM."""
     table_bytes: int
-    """Of each table."""
+    """Size of each table."""
     lookups: int
-    """In all of them."""
+    """Rows to look up, over all tables."""
     copy_bytes: int
     file_bytes: int
     tables: int = 1
@@ -80,9 +80,9 @@ class Scale:
     """Seconds to spend on each figure, in each round."""
     rounds: int = 1
     samples: int = 8192
-    """Of layers and an interaction that learn, on a CPU,"""
+    """On a CPU: samples for layers and interactions, forward and backward."""
     activations: int = 2**20
-    """and at most so many numbers of a layer."""
+    """On a CPU: the most activations of one layer."""
 
 
 CPU_SCALE = Scale(
@@ -176,7 +176,7 @@ def _over_ranks(own: Measured, shared: bool) -> Measured:
 
 
 def _combined(found: Sequence[Measured], how: Callable[[Sequence[float]], float]) -> Measured:
-    """Of each figure the mean, or the median, of those that have it."""
+    """Combine measurements figure by figure: the mean, or the median, of those that have it."""
 
     def of(values: Sequence[Any]) -> Any:
         values = [value for value in values if value is not None]
@@ -303,13 +303,13 @@ def _interaction(here: torch.device, scale: Scale, width: int) -> float:
 def _layers(
     here: torch.device, scale: Scale, precisions: Sequence[str]
 ) -> dict[str, dict[int, tuple[float, float]]]:
-    """By precision and width."""
+    """`_layer` for each precision and width."""
     widths = [width for width in GEMM_WIDTHS if width <= scale.widest]
     return {name: {w: _layer(here, scale, name, w) for w in widths} for name in precisions}
 
 
 def _layer(here: torch.device, scale: Scale, precision: str, width: int) -> tuple[float, float]:
-    """Operations per second of a layer that learns, and the seconds that it takes besides."""
+    """Operations per second of a layer, forward and backward, and its fixed seconds per call."""
     many = max(2 * FEW_SAMPLES, min(scale.samples, scale.activations // width))
     few_s, many_s = (_mlp_s(here, scale, precision, width, n) for n in (FEW_SAMPLES, many))
     start_s = few_s - (many_s - few_s) * FEW_SAMPLES / (many - FEW_SAMPLES)
@@ -318,7 +318,7 @@ def _layer(here: torch.device, scale: Scale, precision: str, width: int) -> tupl
 
 
 def _mlp_s(here: torch.device, scale: Scale, precision: str, width: int, samples: int) -> float:
-    """Seconds of one of its layers, forward and backward."""
+    """Seconds of one layer of an MLP, forward and backward."""
     x = torch.randn(samples, width, device=here, requires_grad=True)
     weights = [torch.randn(width, width, requires_grad=True) for _ in range(LAYERS)]
     biases = [torch.zeros(width, requires_grad=True) for _ in range(LAYERS)]
@@ -337,7 +337,7 @@ def _multiplies(here: torch.device, precision: str) -> bool:
     if here.type == "cpu":
         return precision in ("fp32", "bf16")
     found = capability(here)
-    if found is None:  # another vendor's, of which the usual ones are tried
+    if found is None:  # another vendor's: try the usual ones
         return precision in ("fp32", "bf16", "fp16")
     return found >= {"fp32": (0, 0), "fp16": (7, 0), "fp8": (8, 9)}.get(precision, (8, 0))
 

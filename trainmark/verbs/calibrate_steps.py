@@ -23,13 +23,13 @@ from trainmark.run.loop import build_trainer
 from trainmark.run.memory import this_cluster
 
 FEW, MANY = 16, 4096
-"""Samples of a rank."""
+"""Samples of a rank in one step."""
 STEPS = {FEW: 100, MANY: 30}
 ROUNDS = 3
 
 
 def with_whole_steps(found: Known, here: torch.device) -> Known:
-    """What is known, with `step_s` and `id_s` of the ranks of this machine."""
+    """Add `step_s` and `id_s` of the ranks of this machine to what was measured."""
     ranks = meshes.launched_ranks()
     mesh = meshes.build(here, {"dp": ranks}) if ranks > 1 else meshes.single(here)
     cluster = this_cluster(mesh)
@@ -58,7 +58,7 @@ def _run(samples: int, mesh: Mesh) -> Any:
 
 
 def _measured_s(runs: dict[int, Run], mesh: Mesh) -> dict[int, float]:
-    """Of a step of each; they take turns, and the median counts."""
+    """Seconds of a step of each run: the median of rounds in which the runs take turns."""
     workload = workloads.load(runs[MANY].workload)
     trainer = build_trainer(runs[MANY], workload, mesh)
     batches = {

@@ -91,7 +91,7 @@ def _parts(evaluation: dict[str, Any]) -> Iterator[RenderableType]:
 
 
 def _of_files(evaluation: dict[str, Any]) -> Iterator[RenderableType]:
-    """What is known of raw files besides the predictions for them."""
+    """Tables about raw files: values the model does not know, and bad rows."""
     shares = sorted(evaluation["unknown_share"].items(), key=lambda share: -share[1])
     rows = [[name, f"{share:.1%}"] for name, share in shares]
     grid = Grid(["column", "rare or new"], rows, [False, True])

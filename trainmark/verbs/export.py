@@ -1,7 +1,6 @@
 """`trainmark export`: a checkpoint in the layout of other software."""
 
 import shutil
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -10,7 +9,7 @@ from trainmark import checksums, workloads
 from trainmark.checkpoint.manifest import MANIFEST
 from trainmark.checkpoint.run_tensors import weight_shapes
 from trainmark.contract import MODEL_FOLDER
-from trainmark.errors import InputError
+from trainmark.errors import InputError, require
 from trainmark.files import building
 from trainmark.formatting import readable_size
 from trainmark.progress import say
@@ -30,7 +29,7 @@ def export(folder: Path, layout: str, output: Path | None, checkpoint: str | Non
     if layout not in layouts:
         raise _not_offered(cfg.name, layout, list(layouts), trained=folder / MODEL_FOLDER)
     if layout == "onnx":
-        _check_packages()
+        require("--format onnx", *PACKAGES, extra="export")
     target = output or folder / ("export" if layout == "safetensors" else f"export-{layout}")
     if target.exists() and not target.is_dir():
         raise InputError(f"{target} is a file; expected a folder to write to.")
@@ -58,14 +57,6 @@ def _not_offered(run: str, layout: str, offered: list[str], trained: Path) -> In
         return InputError(f"{run} has no {layout} layout to export to in this version.")
     ways = " or ".join(f"--format {name}" for name in offered)
     return InputError(f"{run} cannot be exported with --format {layout}. Use {ways}.")
-
-
-def _check_packages() -> None:
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
-        raise InputError(
-            f"--format onnx needs {' and '.join(missing)}: pip install 'trainmark[export]'."
-        )
 
 
 def _check_memory(run: str, sizes: list[int]) -> None:

@@ -6,7 +6,7 @@ import inspect
 import io
 import itertools
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ def parse_run(verb: str, arguments: list[str], options_kind: type[T]) -> tuple[R
 
     name, rest = first_word(verb, "RUN", arguments, list(workloads.named_runs()))
     cfg = workloads.named_run(name)
-    rest = _in_our_words(_paired_flags(rest), type(cfg), options_kind)
+    rest = _in_our_words(list(_paired_flags(rest)), type(cfg), options_kind)
     config = _flag_value(rest, "--config")
     if config is not None:
         data = _flag_value(rest, "--data")
@@ -184,17 +184,15 @@ def _in_our_words(arguments: list[str], *kinds: type[Any]) -> list[str]:
     return words
 
 
-def _paired_flags(arguments: list[str]) -> list[str]:
+def _paired_flags(arguments: list[str]) -> Iterator[str]:
     """`--compile` and `--no-compile` for a field that can also be left to the machine."""
-    words = []
     for argument, following in itertools.zip_longest(arguments, arguments[1:]):
         if argument == "--no-compile":
-            words += ["--compile", "False"]
+            yield from ("--compile", "False")
         elif argument == "--compile" and following not in ("True", "False", "None"):
-            words += ["--compile", "True"]
+            yield from ("--compile", "True")
         else:
-            words.append(argument)
-    return words
+            yield argument
 
 
 def _flag_value(arguments: list[str], flag: str) -> str | None:

@@ -50,7 +50,7 @@ class Asked:
     """The commit and flags of one side."""
 
     commit: str | None
-    """None for this tree as it is."""
+    """A branch, a tag or a hash; None for this tree as it is."""
     flags: str
     """Flags that only this side has."""
 
@@ -131,7 +131,7 @@ def two_sides(
             tree = TREE if asked.commit is None else _copy_of(asked.commit, Path(folder) / name)
             own = _split(asked.flags, f"--{name}-flags")
             side = Side(name=name, tree=tree, words=(*words, *own, *endless))
-            if asked.commit is None:  # what is wrong is told at once; else that commit tells it
+            if asked.commit is None:  # report what is wrong now; another commit reports its own
                 raise_all(problems(parse_run("train", list(side.words), TrainOptions)[0]))
             return side
 
@@ -164,7 +164,7 @@ def _copy_of(commit: str, folder: Path) -> Path:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says of the checkout that this package lies in; None where it fails."""
+    """The output of git in the checkout of this package; None where it fails."""
     try:
         done = subprocess.run(
             ["git", "-C", str(TREE), *arguments], capture_output=True, encoding="utf-8", check=False
@@ -188,7 +188,7 @@ def measure(
     coin: random.Random | None = None,
     script: Path = WORKER,
 ) -> Found:
-    """Let both sides train by turns until one answer is sure, or the budget is spent.
+    """Let both sides take turns until one answer is sure, or the budget is spent.
 
     Args:
         slower_by: the slow-down that must be found; 0.03 is 3 %.

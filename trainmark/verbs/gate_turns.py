@@ -24,7 +24,7 @@ step takes."""
 TURN_S = 0.1
 """About how long a turn takes; at least one step."""
 NO_ANSWER_S = 1800.0
-"""After so long a process counts as hung."""
+"""Seconds without an answer after which a process counts as hung."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ Clock = Literal["wall", "cpu"]
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What a process says of the steps that it trained."""
+    """The times of the steps that a process trained in one turn."""
 
     wall_s: list[float]
     """Seconds of each step."""

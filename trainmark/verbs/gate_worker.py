@@ -81,7 +81,7 @@ class Turns:
             torch.accelerator.synchronize()
         (wall, cpu), (now, cpu_now), count = self._since, _clocks(), self._done - self._timed
         self._wall_s += [(now - wall) / count] * count
-        if not torch:  # of which it says nothing
+        if not torch:  # CPU time says nothing about a GPU
             self._cpu_s.append(cpu_now - cpu)
         self._since, self._timed = (now, cpu_now), self._done
 

@@ -22,7 +22,7 @@ from trainmark.progress import SafeConsole
 MIN_WIDTH = 140
 """Columns of the widest table: what a file or another program gets, whatever the screen."""
 LONG_STEP_S = 10.0
-"""From here on, times are in seconds."""
+"""Steps at least this long are shown in seconds."""
 SHORT_STEP_S = 5e-3
 """Below this, a host may take longer to start the kernels of a step than a device to run them."""
 TOO_SHORT = (
@@ -67,7 +67,7 @@ def make_plan(cfg: Run, cluster: Cluster) -> Plan:
     )
 
 
-# --- what is told below the tables
+# --- sentences below the tables
 
 
 def _prediction(cfg: Run, cluster: Cluster, found: Plan) -> list[str]:
@@ -121,7 +121,7 @@ def _devices_table(name: str, cluster: Cluster, found: Plan) -> Table:
             *(gib_cell(getattr(memory, part)) for part in MEMORY_PARTS),
             _total(memory, cluster),
             *([gib_cell(found.host_bytes[device])] if on_host else []),
-            *(_times(found.seconds[device], scale) if times else []),
+            *(f"{scale * found.seconds[device][part]:.2f}" for part in times),
         ]
         for device, memory in enumerate(found.memory)
     ]
@@ -135,10 +135,6 @@ def _devices_table(name: str, cluster: Cluster, found: Plan) -> Table:
             alike = list(range(cluster.world))
         table.add_row(*([ranges(alike)] if len(table.columns) > len(headers) else []), *row)
     return table
-
-
-def _times(seconds: Mapping[str, float], scale: float) -> list[str]:
-    return [f"{scale * part:.2f}" for part in seconds.values()]
 
 
 def _tables_table(rows: Sequence[Mapping[str, str]]) -> Table:

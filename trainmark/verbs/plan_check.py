@@ -2,7 +2,7 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.markup import escape
@@ -29,7 +29,7 @@ def check(runs: Sequence[Path]) -> None:
         except InputError as error:
             unreadable.append(str(error))
     known = [(file, one) for file, one in found if one.predicted]
-    left_out = _left_out(len(found) - len(known), [one for _, one in known], unreadable)
+    left_out = list(_left_out(len(found) - len(known), [one for _, one in known], unreadable))
     if not known:
         where = ", ".join(map(str, runs))
         raise InputError(f"No result in {where} has a prediction. {' '.join(left_out)}".strip())
@@ -71,19 +71,15 @@ def _cells(group: Sequence[tuple[Path, Result]], comparison: forecasts.Compariso
     ]
 
 
-def _left_out(older: int, known: Sequence[Result], unreadable: Sequence[str]) -> list[str]:
-    lines = []
+def _left_out(older: int, known: Sequence[Result], unreadable: Sequence[str]) -> Iterator[str]:
     if older:
-        lines.append(f"Results without a prediction, which are older: {older:,}.")
+        yield f"Results without a prediction, which are older: {older:,}."
     reasons = Counter(one.predicted.reason for one in known if one.predicted)
-    lines += [
-        f"Without a predicted time: {count:,} of {len(known):,}, because {reason}."
-        for reason, count in reasons.most_common()
-        if reason
-    ]
+    for reason, count in reasons.most_common():
+        if reason:
+            yield f"Without a predicted time: {count:,} of {len(known):,}, because {reason}."
     short = sum(forecasts.step_time(one).measured is None for one in known)
     if short:
-        lines.append(f"Too short to measure a time: {short:,} of {len(known):,}.")
+        yield f"Too short to measure a time: {short:,} of {len(known):,}."
     if unreadable:
-        lines.append(f"Results that cannot be read: {len(unreadable):,}, such as {unreadable[0]}")
-    return lines
+        yield f"Results that cannot be read: {len(unreadable):,}, such as {unreadable[0]}"

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from trainmark import workloads
-from trainmark.config import SYNTHETIC, Run, TrainOptions, to_plain
+from trainmark.config import SYNTHETIC, Run, TrainOptions, flatten, to_plain
 from trainmark.errors import InputError
 from trainmark.formatting import gib_cell, readable_size
 from trainmark.hardware import backends
@@ -18,7 +18,6 @@ from trainmark.hardware.devices import Cluster
 from trainmark.hardware.memory import MEMORY_PARTS, misfit
 from trainmark.inference.options import InferOptions
 from trainmark.progress import SafeConsole
-from trainmark.report.fields import flatten
 from trainmark.resolve import accumulation_remark
 from trainmark.run.result import FILE_NAME as RESULT_FILE
 from trainmark.run.result import Result
@@ -77,7 +76,7 @@ def resolved_run(cfg: Run, cluster: str) -> RenderableType:
 
 
 def _remarks(cfg: Run, resolved: Run) -> list[str]:
-    """What to say of a run besides its settings."""
+    """Remarks on a run that its settings do not show."""
     remark = accumulation_remark(workloads.named_run(cfg.name), cfg, resolved)
     return [text for text in (remark, backends.sentence(cfg.device)) if text]
 

@@ -34,7 +34,7 @@ def suite(path: Path, output: Path, *, dry_run: bool) -> int:
     rows: list[Attempt] = []
     for number, case in enumerate(cases, start=1):
         rows += _attempt(case, f"case {number} of {len(cases)}, {case.name}")
-    return _tell(cases, rows, output, path.name)
+    return _print_summary(cases, rows, output, path.name)
 
 
 def _attempt(case: Case, title: str) -> list[Attempt]:
@@ -68,8 +68,8 @@ def _results(case: Case) -> list[Attempt]:
     ]
 
 
-def _tell(cases: Sequence[Case], rows: Sequence[Attempt], output: Path, title: str) -> int:
-    """The table for people, the page, and one line for programs."""
+def _print_summary(cases: Sequence[Case], rows: Sequence[Attempt], output: Path, title: str) -> int:
+    """Print the table and one line for programs, and write the page; returns the exit code."""
     SafeConsole().print(attempts_table("name", rows, title), soft_wrap=True)
     done = [case for case in cases if case.is_done]
     skipped = [row for row in rows if row.outcome == SKIPPED]

@@ -90,7 +90,7 @@ class _Problems(list[str]):
 
 
 def read_cases(path: Path, output: Path) -> list[Case]:
-    """The cases of a file, checked: all that is wrong with them is told at once."""
+    """The cases of a file, checked; one error lists all that is wrong with them."""
     entries = _entries(path)
     problems = _Problems()
     given: dict[str, Given] = {}
@@ -101,7 +101,8 @@ def read_cases(path: Path, output: Path) -> list[Case]:
     for shared, times in Counter(filter(None, map(_name, entries))).items():
         if times > 1:
             problems.append(f"case {shared}: {times} cases have this name. Give each its own.")
-    here = devices.accelerators() if any(not _is_cpu(one) for one in given.values()) else []
+    on_cpus = all(one.case.strip().lower().startswith("cpux") for one in given.values())
+    here = [] if on_cpus else devices.accelerators()
     cases = []
     for name, one in given.items():
         cases += _checked(name, one, output, here, problems)
@@ -125,10 +126,6 @@ def _name(entry: dict[str, Any]) -> str | None:
     if "name" in entry:
         return str(entry["name"])
     return f"{entry['run']}-{entry['case']}" if {"run", "case"} <= entry.keys() else None
-
-
-def _is_cpu(given: Given) -> bool:
-    return given.case.strip().lower().startswith("cpux")
 
 
 def _checked(

@@ -93,7 +93,7 @@ def sweep(plan: Sweep) -> RenderableType:
         sweep_trials.write(plan.output, plan.identity, trials)  # begun, should it be killed
         _run(plan, trials, trial)
         sweep_trials.write(plan.output, plan.identity, trials)
-    return _told(plan, trials)
+    return _summary(plan, trials)
 
 
 def _check(plan: Sweep) -> None:
@@ -168,10 +168,10 @@ def _train_alone(plan: Sweep, trial: Trial, folder: Path) -> Outcome:
     return attempt(command, plan.devices, folder.with_name(f"{folder.name}.log"))
 
 
-# --- what is told
+# --- output
 
 
-def _told(plan: Sweep, trials: Sequence[Trial]) -> RenderableType:
+def _summary(plan: Sweep, trials: Sequence[Trial]) -> RenderableType:
     swept = [_swept(plan, trial) for trial in trials if _is_asked_for(plan, trial)]
     told = [f"{run.label}: {run.reason}" for run in swept if run.outcome == FAILED]
     fields = [SweptField(name=f.name, choices=f.choices, log=f.log) for f in plan.fields]

@@ -5,10 +5,9 @@ as it would have. So each trial makes a new study from all trials before it.
 """
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from trainmark.errors import InputError
+from trainmark.errors import require
 from trainmark.run.result import Evaluation
 from trainmark.verbs.attempt import DONE, PRUNED, Pruned
 from trainmark.verbs.sweep_space import Field, Values
@@ -30,8 +29,7 @@ class Search:
     """
 
     def __init__(self, fields: Sequence[Field], better: str, seed: int) -> None:
-        if find_spec("optuna") is None:
-            raise InputError("--trials needs optuna: pip install 'trainmark[search]'.")
+        require("--trials", "optuna", extra="search")
         self._fields = list(fields)
         self._direction: Literal["maximize", "minimize"] = (
             "maximize" if better == "higher" else "minimize"

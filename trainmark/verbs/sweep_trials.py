@@ -17,10 +17,10 @@ FILE_NAME = "sweep.json"
 
 @dataclass(kw_only=True)
 class Trial:
-    """One run of a sweep; changed as it goes on."""
+    """One run of a sweep. Its fields change as the sweep goes on."""
 
     folder: str
-    """Below the sweep's folder."""
+    """Its folder, relative to the sweep's."""
     values: dict[str, str]
     """The value of each field."""
     outcome: str | None = None

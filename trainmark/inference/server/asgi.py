@@ -8,24 +8,20 @@ import contextlib
 import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 import pydantic_core
 
 from trainmark.errors import InputError
-from trainmark.inference.server.limits import (
-    LeftError,
-    NotFoundError,
-    TooSlowError,
-    WrongMethodError,
-)
+from trainmark.inference.server.limits import LeftError, RefusalError
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 REST_OF_BODY_S = 10.0
-"""For what is still to come of a body once its request is answered."""
+"""Seconds for the rest of a body whose request has been answered."""
 
 
 class Request:
@@ -34,12 +30,12 @@ class Request:
     def __init__(self, scope: Mapping[str, Any], receive: Receive) -> None:
         self.path: str = scope["path"]
         self.named: Mapping[str, str] = {}
-        """The parts of its path that a route has names for."""
+        """Parts of the path, by the names that the route gives them."""
         self._receive, self._has_ended = receive, False
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
 
     def header(self, name: bytes) -> bytes | None:
-        """By its name, in small letters."""
+        """The value of a header, by its name in lower case."""
         return self._headers.get(name)
 
     async def part(self) -> tuple[bytes, bool]:
@@ -76,7 +72,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """To a request."""
+    """The answer to a request."""
 
     body: bytes
     status: int = 200
@@ -93,7 +89,7 @@ class Route:
     """Requests that a function answers."""
 
     path: str
-    """Its parts may be `{names}`, which stand for anything."""
+    """Parts of it may be `{names}`, which match anything."""
     endpoint: Callable[[Request], Awaitable[Answer]]
     method: str = "GET"
 
@@ -131,12 +127,12 @@ class App:
             (b"content-type", answer.media_type),
             *answer.headers.items(),
         ]
-        if not request.has_come:  # uvicorn has no clock for a body that goes on behind its answer
+        if not request.has_come:  # uvicorn has no timeout for a body that outlasts its answer
             headers.append((b"connection", b"close"))
         start = {"type": "http.response.start", "status": answer.status, "headers": headers}
         await send(start)
         body = {"type": "http.response.body", "body": answer.body}
-        if not request.has_come and answer.status != TooSlowError.status:
+        if not request.has_come and answer.status != HTTPStatus.REQUEST_TIMEOUT:
             await send(body | {"more_body": True})
             await request.let_pass()
             body["body"] = b""
@@ -148,7 +144,8 @@ class App:
         for pattern, route in self._routes:
             if found := pattern.fullmatch(path):
                 if method not in (route.method, "HEAD" if route.method == "GET" else ""):
-                    raise WrongMethodError(f"{path!r:.80} takes {route.method}, not {method:.20}.")
+                    sentence = f"{path!r:.80} takes {route.method}, not {method:.20}."
+                    raise RefusalError(HTTPStatus.METHOD_NOT_ALLOWED, sentence)
                 request.named = found.groupdict()
                 return route
-        raise NotFoundError(f"There is no {request.path!r:.80}.")
+        raise RefusalError(HTTPStatus.NOT_FOUND, f"There is no {request.path!r:.80}.")

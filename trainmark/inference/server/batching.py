@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from threading import Lock
 from typing import Any
 
@@ -25,9 +26,7 @@ from trainmark.errors import InputError
 from trainmark.inference.server.limits import (
     LeftError,
     Limits,
-    TooLargeError,
-    TooLateError,
-    TooManyError,
+    RefusalError,
 )
 from trainmark.scoring import Scorer
 
@@ -46,21 +45,17 @@ class Loaded:
     version: str = "1"
 
 
-def _stays() -> bool:
-    return False
-
-
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """A request, whatever protocol it came by. Its functions may be called in any thread."""
 
     size: int
-    """Of its body, in bytes."""
+    """Bytes of its body."""
     read: Callable[[Loaded], Sized]
-    """Its rows."""
+    """Reads its rows."""
     write: Callable[[Loaded, NDArray[Any]], Any]
-    """The answer, given the scores of its rows."""
-    has_left: Callable[[], bool] = _stays
+    """Makes the answer from the scores of its rows."""
+    has_left: Callable[[], bool] = lambda: False
     """Whether nobody waits for the answer any longer."""
 
 
@@ -88,7 +83,7 @@ class Queue:
         self._works, self._lock = False, Lock()
         self._is_woken = False
         self._quick_bytes = 0
-        """Of requests that go through the model quickly, by what others took."""
+        """Requests of up to so many bytes are quick, to judge by those before."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -96,7 +91,10 @@ class Queue:
     async def answer(self, question: Question) -> Any:
         """The answer to a request; raises what is wrong with it."""
         if len(self._waiting) >= self._limits.waiting:
-            raise TooManyError("Too many requests are waiting. Send this one again in a moment.")
+            raise RefusalError(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                "Too many requests are waiting. Send this one again in a moment.",
+            )
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._waiting.append(_Waiting(question, future))
@@ -108,8 +106,8 @@ class Queue:
             limit.cancel()
 
     def _give_up(self, future: "asyncio.Future[Any]") -> None:
-        error = TooLateError(f"The answer took longer than {self._limits.seconds:g} s.")
-        _settle(future, error)
+        sentence = f"The answer took longer than {self._limits.seconds:g} s."
+        _settle(future, RefusalError(HTTPStatus.GATEWAY_TIMEOUT, sentence))
 
     def _call_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._is_woken:
@@ -135,7 +133,7 @@ class Queue:
             answered = self._pass(TOGETHER_BYTES)
             with self._lock:
                 self._works = goes_on = bool(self._waiting)
-            _tell(*answered)  # who asks again at once finds this thread at work, or done
+            _deliver_soon(*answered)  # who asks again at once finds this thread at work, or done
             if not goes_on:
                 return
 
@@ -161,7 +159,7 @@ class Queue:
             found, rows = answers(self._loaded(), questions, self._limits.rows)
             self._scored(rows)
             return found
-        except Exception as error:  # the others must go on, and nobody may wait for ever
+        except Exception as error:  # the others go on, and nobody waits forever
             return [error] * len(questions)
 
     def _take(self, most_bytes: int) -> list["_Waiting"]:
@@ -179,8 +177,8 @@ class _Waiting:
     future: "asyncio.Future[Any]"
 
 
-def _tell(asked: list[_Waiting], found: list[Any]) -> None:
-    """In the event loop, which alone may touch futures."""
+def _deliver_soon(asked: list[_Waiting], found: list[Any]) -> None:
+    """Deliver in the event loop, which alone may touch futures."""
     with suppress(RuntimeError):  # a loop that has ended
         if asked:
             asked[0].future.get_loop().call_soon_threadsafe(_deliver, asked, found)
@@ -203,7 +201,7 @@ def _settle(future: "asyncio.Future[Any]", answer: Any) -> None:
 
 
 def answers(loaded: Loaded, questions: Sequence[Question], most_rows: int) -> tuple[list[Any], int]:
-    """To each request its answer or what went wrong; and the rows that were scored.
+    """The answer to each request, or what went wrong; and how many rows were scored.
 
     All rows go through the model together.
     """
@@ -211,7 +209,7 @@ def answers(loaded: Loaded, questions: Sequence[Question], most_rows: int) -> tu
     good = [request for request in requests if not isinstance(request, Exception)]
     try:
         scores = loaded.scorer.score(good) if good else np.empty(0)
-    except Exception as error:  # whoever's fault it is
+    except Exception as error:  # one request may have spoilt the pass: try each alone
         if len(questions) == 1:
             return [error], 0
         alone = [answers(loaded, [question], most_rows) for question in questions]
@@ -240,9 +238,10 @@ def _read(loaded: Loaded, question: Question, most_rows: int) -> Sized:
     if not len(rows):
         raise InputError("The request has no rows, expected at least one.")
     if len(rows) > most_rows:
-        raise TooLargeError(
+        raise RefusalError(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
             f"The request has {len(rows):,} rows, expected at most {most_rows:,}. Send fewer at a "
-            "time, or score a file with trainmark predict."
+            "time, or score a file with trainmark predict.",
         )
     return rows
 

@@ -2,18 +2,14 @@
 
 import asyncio
 import zlib
+from http import HTTPStatus
 
 from trainmark.errors import InputError
 from trainmark.inference.server.asgi import Request
-from trainmark.inference.server.limits import (
-    Limits,
-    TooLargeError,
-    TooSlowError,
-    UnavailableError,
-)
+from trainmark.inference.server.limits import Limits, RefusalError
 
 MAX_HELD_BYTES = 256 << 20
-"""Of all bodies that have arrived, in whole or in part, and are not answered yet."""
+"""Most bytes of all bodies that have arrived, in whole or in part, and are not answered yet."""
 ENCODINGS = {"gzip": 31, "deflate": 15}
 """Compressions, and zlib's numbers for them."""
 
@@ -31,8 +27,9 @@ class Bodies:
     def take(self, count: int) -> None:
         """Hold so many more bytes, or refuse to."""
         if self._held_bytes + count > MAX_HELD_BYTES:
-            raise UnavailableError(
-                "Too many requests are waiting. Send this one again in a moment."
+            raise RefusalError(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "Too many requests are waiting. Send this one again in a moment.",
             )
         self._held_bytes += count
 
@@ -55,7 +52,8 @@ class Held:
                 return await _read(self._request, self, limits.body_bytes)
         except TimeoutError:
             self.release()
-            raise TooSlowError(f"The body took longer than {limits.seconds:g} s.") from None
+            sentence = f"The body took longer than {limits.seconds:g} s."
+            raise RefusalError(HTTPStatus.REQUEST_TIMEOUT, sentence) from None
         except BaseException:
             self.release()
             raise
@@ -110,8 +108,9 @@ def _decompress(body: bytes, encoding: str, most: int) -> bytes:
     return plain
 
 
-def _too_large(found: int, most: int) -> TooLargeError:
-    return TooLargeError(
+def _too_large(found: int, most: int) -> RefusalError:
+    return RefusalError(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         f"The body has {found:,} bytes or more, expected at most {most:,}. Send fewer rows at a "
-        "time."
+        "time.",
     )

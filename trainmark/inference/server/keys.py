@@ -1,10 +1,11 @@
-"""Who may ask: a file with keys, one a line, of which a request has to bring one."""
+"""Access by key: a file has one on each line, and a request must bring one of them."""
 
 import hmac
+from http import HTTPStatus
 from pathlib import Path
 
 from trainmark.errors import InputError
-from trainmark.inference.server.limits import BadKeyError
+from trainmark.inference.server.limits import RefusalError
 
 SHORTEST = 16
 """Characters of a key: fewer could be guessed."""
@@ -31,4 +32,5 @@ def check(keys: tuple[bytes, ...], authorization: bytes | None) -> None:
     # All are compared, each in a time that tells nothing of it.
     known = [hmac.compare_digest(key, given) for key in keys]
     if scheme != b"Bearer" or not any(known):
-        raise BadKeyError("Send the header 'Authorization: Bearer KEY' with one of the keys.")
+        sentence = "Send the header 'Authorization: Bearer KEY' with one of the keys."
+        raise RefusalError(HTTPStatus.UNAUTHORIZED, sentence)

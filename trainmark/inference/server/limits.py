@@ -1,6 +1,7 @@
 """How much a server takes, and the statuses of what it refuses. No torch here."""
 
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from trainmark.bounds import Count, Positive
 from trainmark.errors import InputError
@@ -11,13 +12,13 @@ class Limits:
     """How much a server takes."""
 
     rows: Count = 16_384
-    """Of one request; more get status 413."""
+    """Most rows of a request; more get status 413."""
     body_mib: Count = 16
-    """Of one request; more gets status 413."""
+    """Largest body of a request, in MiB; a larger one gets status 413."""
     waiting: Count = 1024
-    """Requests that wait for a model; others get status 429."""
+    """Most requests that wait for a model; others get status 429."""
     seconds: Positive = 30.0
-    """That a body may take to arrive (status 408), and then the answer (504)."""
+    """Longest that a body may take to arrive (status 408), and then the answer (504)."""
 
     @property
     def body_bytes(self) -> int:
@@ -25,56 +26,14 @@ class Limits:
 
 
 class RefusalError(InputError):
-    """A request that is not answered, with the status that says so."""
+    """A request that is not answered, with the HTTP status that says so."""
 
-    status = 422
-
-
-class BadKeyError(RefusalError):
-    status = 401
+    def __init__(self, status: HTTPStatus, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
 
 
-class NotFoundError(RefusalError):
-    status = 404
-
-
-class WrongMethodError(RefusalError):
-    """GET where POST is meant, or the other way round."""
-
-    status = 405
-
-
-class TooSlowError(RefusalError):
-    """A body that does not come."""
-
-    status = 408
-
-
-class TooLargeError(RefusalError):
-    """A body that is not read to its end, or too many rows."""
-
-    status = 413
-
-
-class TooManyError(RefusalError):
-    """More requests than may wait."""
-
-    status = 429
-
-
-class UnavailableError(RefusalError):
-    """The model is still loading, or memory for bodies is used up."""
-
-    status = 503
-
-
-class TooLateError(RefusalError):
-    """An answer that took too long."""
-
-    status = 504
-
-
-class LeftError(RefusalError):
+class LeftError(InputError):
     """Nobody waits for the answer any longer."""
 
     def __init__(self) -> None:
@@ -82,6 +41,8 @@ class LeftError(RefusalError):
 
 
 def status_of(error: InputError, *, v2: bool) -> int:
-    """That of a refusal, or of a request that cannot be read; of the v2 protocol, or our own."""
-    status = error.status if isinstance(error, RefusalError) else RefusalError.status
-    return 400 if v2 and status == RefusalError.status else status
+    """The status of a refusal, or of a request that cannot be read: the v2 protocol has 400 for it,
+    our own 422."""
+    if isinstance(error, RefusalError):
+        return error.status
+    return HTTPStatus.BAD_REQUEST if v2 else HTTPStatus.UNPROCESSABLE_ENTITY

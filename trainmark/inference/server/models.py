@@ -4,11 +4,12 @@ import gc
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from trainmark.errors import InputError
 from trainmark.inference.server.batching import Loaded, Question, Queue
-from trainmark.inference.server.limits import Limits, NotFoundError, UnavailableError
+from trainmark.inference.server.limits import Limits, RefusalError
 from trainmark.inference.server.metrics import Metrics
 from trainmark.scoring import Scorer
 
@@ -44,7 +45,8 @@ class Model:
     def loaded(self) -> Loaded:
         """What answers now; another one perhaps in the next moment."""
         if self._loaded is None:
-            raise UnavailableError(f"{self.name} is still loading. Ask again in a moment.")
+            sentence = f"{self.name} is still loading. Ask again in a moment."
+            raise RefusalError(HTTPStatus.SERVICE_UNAVAILABLE, sentence)
         return self._loaded
 
     async def answer(self, question: Question) -> Any:
@@ -93,7 +95,7 @@ def _check_takes_the_same(before: Scorer, newer: Scorer) -> None:
 
 
 class Models:
-    """All of them, in the order in which they were named."""
+    """All models, in the order in which they were named."""
 
     def __init__(self, sources: Sequence[Source], limits: Limits, metrics: Metrics) -> None:
         self._models = {source.name: Model(source, limits, metrics) for source in sources}
@@ -111,17 +113,18 @@ class Models:
     def named(self, name: str) -> Model:
         if name not in self._models:
             known = ", ".join(self._models)
-            raise NotFoundError(f"There is no model {name!r:.60} here, but {known}.")
+            sentence = f"There is no model {name!r:.60} here, but {known}."
+            raise RefusalError(HTTPStatus.NOT_FOUND, sentence)
         return self._models[name]
 
     def load(self) -> None:
-        """All, at the start."""
+        """Load all models, at the start."""
         for model in self.all():
             model.refresh()
-        _keep_out_of_the_way()
+        _exempt_from_collection()
 
     def reload(self) -> None:
-        """Those that are newer; what cannot be loaded is told, and the old one stays."""
+        """Load what is newer. Where that fails, say so, and keep the old one."""
         news = False
         for model in self.all():
             try:
@@ -135,10 +138,10 @@ class Models:
             news = news or changed
         if news:
             gc.unfreeze()
-            _keep_out_of_the_way()
+            _exempt_from_collection()
 
 
-def _keep_out_of_the_way() -> None:
-    """What is loaded stays: looking through it again and again delays requests by 0.2 s."""
+def _exempt_from_collection() -> None:
+    """Exempt what is loaded from garbage collection, which would delay requests by 0.2 s."""
     gc.collect()
     gc.freeze()

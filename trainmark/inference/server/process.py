@@ -26,16 +26,16 @@ from trainmark.inference.server.web import build_app
 
 MAX_CONNECTIONS = 1024
 HEAD_S = 10
-"""For a request's head, from the opening of its connection or the head's first byte to its end."""
+"""Seconds for a request's head, from the opening of its connection or its first byte to its end."""
 UNDER_WAY_S = 10
-"""For requests that are under way when the server is told to end."""
+"""Seconds for requests that are under way when the server is told to end."""
 ENDING_S = 0.25
-"""For what is on its way when the server is told to end: a connection that is being opened, and a
-request over an open one."""
+"""Seconds for what is on its way when the server is told to end: a connection that is being opened,
+and a request over an open one."""
 MAX_HEAD_BYTES = 64 << 10
-"""Of a request, behind what came first of it."""
+"""Largest head of a request, not counting what arrived first."""
 SO_ATTACH_FILTER = 26
-"""Linux, of which Python has no name for it."""
+"""A socket option of Linux that Python has no name for."""
 DROP_SYN = (
     (0x30, 0, 0, 13),  # load the flags of the TCP header
     (0x45, 0, 1, 0x02),  # SYN? else skip one
@@ -54,7 +54,7 @@ class Listening:
     grpc_port: int | None = None
     api_keys: tuple[bytes, ...] = ()
     certificate: Path | None = None
-    """With its chain; PEM."""
+    """PEM file with the certificate and its chain."""
     private_key: Path | None = None
 
     @property
@@ -133,7 +133,7 @@ def _announce(models: Models, listening: Listening, port: int, calls: Any) -> No
 
 
 async def _in_a_thread(work: Callable[[], None]) -> None:
-    """Its errors are raised here. Nobody waits for the thread when the process ends."""
+    """Run `work` in a thread; its errors are raised here. A process that ends does not wait."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 
@@ -287,8 +287,8 @@ class PatientServer(uvicorn.Server):
 
 
 def drop_new_connections(listener: socket.socket) -> None:
-    """Who begins to connect hears nothing; his system asks again after a second, and is refused,
-    or accepted by whoever listens then. Connections that are half open still open."""
+    """Ignore new clients. Their systems try again after a second, and are refused, or accepted by
+    whatever listens then. Connections that are half open still open."""
     steps = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in DROP_SYN))
     program = struct.pack("HP", len(DROP_SYN), ctypes.addressof(steps))
     # Where there are no filters, one that connects in the very moment of closing may be reset.

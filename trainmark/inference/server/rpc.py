@@ -16,6 +16,7 @@ from trainmark.inference.server.metrics import Metrics
 from trainmark.inference.server.models import Models
 from trainmark.inference.server.rpc_messages import MESSAGES, SERVICE
 from trainmark.inference.server.tensors import (
+    check_outputs,
     check_version,
     checked,
     of_bytes,
@@ -129,10 +130,7 @@ def _question(request: Any) -> Question:
 
     def read(loaded: Loaded) -> Sized:
         check_version(request.model_version, loaded, request.model_name)
-        expected = loaded.scorer.output.name
-        for output in request.outputs:
-            if output.name != expected:
-                raise InputError(f"There is no output {output.name!r:.60}; expected {expected!r}.")
+        check_outputs((output.name for output in request.outputs), loaded)
         tensors = _tensors(request.inputs, request.raw_input_contents)
         return loaded.scorer.read_tensors(checked(tensors, loaded.scorer.inputs))
 

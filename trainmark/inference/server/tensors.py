@@ -8,6 +8,7 @@ A request is JSON; with the binary extension, tensors follow it in its body, and
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from http import HTTPStatus
 from itertools import chain
 from typing import Any
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from trainmark.errors import InputError
 from trainmark.inference.server.batching import Loaded, Question
-from trainmark.inference.server.limits import NotFoundError
+from trainmark.inference.server.limits import RefusalError
 from trainmark.inference.server.own_form import parse
 from trainmark.scoring import TensorSpec
 
@@ -184,10 +185,19 @@ def _name_of(tensor: NDArray[Any]) -> str:
 def check_version(wanted: str, loaded: Loaded, model: str) -> None:
     """Refuse a request for another version than the one that is served."""
     if wanted and wanted != loaded.version:
-        raise NotFoundError(
+        raise RefusalError(
+            HTTPStatus.NOT_FOUND,
             f"{model} has version {loaded.version}, not {wanted:.40}. Ask without a version for "
-            "the one that is served."
+            "the one that is served.",
         )
+
+
+def check_outputs(names: Iterable[Any], loaded: Loaded) -> None:
+    """Refuse a request for another output than the model's own."""
+    expected = loaded.scorer.output.name
+    for name in names:
+        if name != expected:
+            raise InputError(f"There is no output {name!r:.60}; expected {expected!r}.")
 
 
 # --- over HTTP
@@ -221,7 +231,7 @@ class InferRequest:
         inputs = self._header.get("inputs")
         if not isinstance(inputs, list) or not all(isinstance(one, dict) for one in inputs):
             raise InputError("The request has no 'inputs', expected a list of tensors.")
-        self._check_outputs(loaded)
+        check_outputs((one.get("name") for one in self._outputs()), loaded)
         specs = loaded.scorer.inputs
         return loaded.scorer.read_tensors(checked(self._tensors(inputs), specs))
 
@@ -243,12 +253,6 @@ class InferRequest:
             at += size
         if at != len(self._body):
             raise InputError(f"The body has {len(self._body) - at:,} bytes that no input names.")
-
-    def _check_outputs(self, loaded: Loaded) -> None:
-        expected = loaded.scorer.output.name
-        for one in self._outputs():
-            if (name := one.get("name")) != expected:
-                raise InputError(f"There is no output {name!r:.60}; expected {expected!r}.")
 
     def _outputs(self) -> list[dict[str, Any]]:
         outputs = self._header.get("outputs", [])

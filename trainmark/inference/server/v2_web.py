@@ -1,5 +1,7 @@
 """The KServe v2 protocol over HTTP, as clients of Triton speak it."""
 
+from dataclasses import asdict
+
 import trainmark
 from trainmark.errors import InputError
 from trainmark.inference.server.asgi import Answer, Request, Route, as_json
@@ -19,7 +21,7 @@ LENGTH = "Inference-Header-Content-Length"
 
 
 def routes(models: Models, bodies: Bodies, metrics: Metrics) -> list[Route]:
-    """Its endpoints; the one that answers comes first, where it is found soonest."""
+    """The endpoints of the protocol; inference comes first, where it is found soonest."""
 
     def loaded(request: Request) -> tuple[str, Loaded]:
         model = models.named(request.named["name"])
@@ -54,11 +56,11 @@ def routes(models: Models, bodies: Bodies, metrics: Metrics) -> list[Route]:
     async def metadata(request: Request) -> Answer:
         return as_json(describe(*loaded(request)))
 
-    of_models = {"/infer": infer, "/ready": model_ready, "": metadata}
+    of_models = [("/infer", infer, "POST"), ("/ready", model_ready, "GET"), ("", metadata, "GET")]
     return [
         *(
-            Route(f"/v2/models/{{name}}{version}{end}", endpoint, _method(end))
-            for end, endpoint in of_models.items()
+            Route(f"/v2/models/{{name}}{version}{end}", endpoint, method)
+            for end, endpoint, method in of_models
             for version in ("", "/versions/{version}")
         ),
         Route("/v2/health/live", live),
@@ -81,26 +83,13 @@ def describe(name: str, loaded: Loaded) -> dict[str, object]:
         "name": name,
         "versions": [loaded.version],
         "platform": PLATFORM,
-        "inputs": [
-            {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}
-            for spec in scorer.inputs
-        ],
-        "outputs": [
-            {
-                "name": scorer.output.name,
-                "datatype": scorer.output.datatype,
-                "shape": list(scorer.output.shape),
-            }
-        ],
+        "inputs": [asdict(spec) for spec in scorer.inputs],
+        "outputs": [asdict(scorer.output)],
     }
 
 
 def _version(request: Request) -> str:
     return request.named.get("version", "")
-
-
-def _method(end: str) -> str:
-    return "POST" if end == "/infer" else "GET"
 
 
 def _ready(is_ready: bool) -> Answer:

@@ -18,7 +18,7 @@ from trainmark.inference.server.metrics import Metrics
 from trainmark.inference.server.models import Model, Models
 
 OPEN = {"/health", "/v2/health/live", "/v2/health/ready"}
-"""What is told to anyone: whoever starts and stops servers has no key."""
+"""Endpoints that need no key: those of software that starts and stops servers."""
 
 
 def build_app(

@@ -39,7 +39,6 @@ def _load() -> Workload[DistilbertRun, Any, Any, Any, Any]:
 
 DISTILBERT = Definition(
     name="distilbert",
-    run_type=DistilbertRun,
     runs=runs.RUNS,
     resolve=resolve,
     closed=runs.closed,

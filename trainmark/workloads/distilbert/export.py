@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from trainmark.checkpoint.run_tensors import read_weights
-from trainmark.errors import InputError
+from trainmark.errors import require
 from trainmark.interop.programs import save_program
 from trainmark.workloads.distilbert import layouts, weights
 from trainmark.workloads.distilbert.runs import DistilbertRun
@@ -89,12 +89,9 @@ class Logits(nn.Module):
 def _program(
     cfg: DistilbertRun, checkpoint_path: Path, attention: Literal["eager", "sdpa"]
 ) -> ExportedProgram:
-    try:
-        from transformers import AutoConfig, AutoModelForSequenceClassification
-    except ImportError:
-        raise InputError(
-            f"Exporting {cfg.name} needs transformers: pip install 'trainmark[text]'."
-        ) from None
+    require(f"Exporting {cfg.name}", "transformers", extra="text")
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
     described = AutoConfig.for_model(**layouts.config_json(cfg.model))
     classifier = AutoModelForSequenceClassification.from_config(
         described, attn_implementation=attention

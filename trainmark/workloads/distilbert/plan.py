@@ -42,7 +42,7 @@ MICRO_BATCH, UPDATE, UNSCALED = 57.0, 41.0, 12.0
 STRETCH = 1.025
 """Products bring a GPU to its power limit."""
 WITHIN = (0.92, 1.08)
-"""Of a predicted time, on one H200, of a model as large as the published one."""
+"""Error to expect of a predicted time, on one H200, for a model as large as the published one."""
 
 RESOURCES = {
     "products": "compute",
@@ -69,7 +69,7 @@ class StepTime:
 
 
 def plan(cfg: DistilbertRun, cluster: Cluster) -> Plan:
-    """Of a resolved run, on the cluster that it was resolved for."""
+    """The plan of a resolved run, for the cluster that it was resolved for."""
     devices = machine(cluster)
     rates = rates_of(cluster, devices, cfg.precision)
     if cluster.hardware == CPU:
@@ -104,7 +104,7 @@ def plan(cfg: DistilbertRun, cluster: Cluster) -> Plan:
 
 
 def _tokens(cfg: DistilbertRun, sentences: int) -> int:
-    """Of a step, as far as the plan knows: only packed ones are counted."""
+    """Tokens of a step, as far as the plan knows: only packed ones are counted."""
     if cfg.mode == "packed":
         return tokens_computed(cfg) * sentences // filled(cfg.micro_batch)
     return sentences * cfg.synthetic_tokens
@@ -153,7 +153,7 @@ def _time(cfg: DistilbertRun, rates: Rates, devices: Machine) -> StepTime:
 
 
 def _products_s(cfg: DistilbertRun, rates: Rates, tokens: int, sentences: int) -> float:
-    """Of all blocks; a packed run's last one computes what the head reads."""
+    """Seconds of all blocks' products; a packed run's last block computes what the head reads."""
     hidden, wide = cfg.model.hidden, cfg.model.feed_forward
     behind = [(hidden, hidden), (hidden, wide), (wide, hidden)]
     kinds: tuple[Kind, ...] = ("forward", "input", "weight")

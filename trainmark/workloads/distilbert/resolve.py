@@ -1,6 +1,7 @@
 """Resolving a DistilBERT run: what weights and data fill in, and everything that is wrong."""
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 from trainmark import checksums
@@ -32,13 +33,13 @@ def resolve(cfg: DistilbertRun, cluster: Cluster) -> tuple[DistilbertRun, list[s
         ]
     try:
         cfg = _with_weights(cfg)
-        problems = target_problems(cfg) + _model_problems(cfg)
+        problems = [*target_problems(cfg), *_model_problems(cfg)]
         if problems:
             return cfg, problems
         cfg = _with_batches(cfg, cluster.world)
         train = load_sentences(cfg, "train")
         cfg = _with_packing(_with_schedule(cfg, train), train)
-        return cfg, _data_problems(cfg, (train, load_sentences(cfg, "validation")))
+        return cfg, list(_data_problems(cfg, (train, load_sentences(cfg, "validation"))))
     except InputError as error:
         return cfg, [str(error)]
 
@@ -108,8 +109,7 @@ def _with_schedule(cfg: DistilbertRun, train: Sentences) -> DistilbertRun:
 # --- checks
 
 
-def _data_problems(cfg: DistilbertRun, splits: tuple[Sentences, ...]) -> list[str]:
-    problems = []
+def _data_problems(cfg: DistilbertRun, splits: tuple[Sentences, ...]) -> Iterator[str]:
     vocabulary = max(split.vocabulary for split in splits)
     if vocabulary > cfg.model.vocabulary:
         remedy = (
@@ -117,7 +117,7 @@ def _data_problems(cfg: DistilbertRun, splits: tuple[Sentences, ...]) -> list[st
             if cfg.weights == SCRATCH
             else "Prepare the data with the tokenizer of these weights."
         )
-        problems.append(
+        yield (
             f"The data has token ids up to {vocabulary - 1}, but the model's vocabulary has "
             f"{cfg.model.vocabulary:,} tokens: they do not belong together. {remedy}"
         )
@@ -129,32 +129,28 @@ def _data_problems(cfg: DistilbertRun, splits: tuple[Sentences, ...]) -> list[st
         name = min(too_short, key=limits.__getitem__)
         flags = " ".join(f"--{name.replace('_', '-')} {longest}" for name in too_short)
         can_grow = cfg.weights == SCRATCH or "model.positions" not in too_short
-        problems.append(
+        yield (
             f"The data has sentences of {longest} tokens; {name} is {limits[name]}. Prepare the "
             f"data with --sequence-length {limits[name]}{f', or give {flags}' if can_grow else ''}."
         )
     labels = max(int(split.labels.max()) for split in splits) + 1
     if labels > cfg.model.labels:
-        problems.append(
+        yield (
             f"The data has labels up to {labels - 1}; give --model.labels {labels} "
             f"(now {cfg.model.labels})."
         )
-    return problems
 
 
-def _model_problems(cfg: DistilbertRun) -> list[str]:
-    model, problems = cfg.model, []
+def _model_problems(cfg: DistilbertRun) -> Iterator[str]:
+    model = cfg.model
     if model.hidden % model.heads:
-        problems.append(f"model.heads ({model.heads}) must divide model.hidden ({model.hidden}).")
+        yield f"model.heads ({model.heads}) must divide model.hidden ({model.hidden})."
     if cfg.sequence_length > model.positions:
-        problems.append(
+        yield (
             f"sequence_length ({cfg.sequence_length}) must not exceed the model's positions "
             f"({model.positions})."
         )
     if cfg.quality_split != "validation":
-        problems.append(
-            "quality_split must be 'validation': this data has no other held-out split."
-        )
+        yield "quality_split must be 'validation': this data has no other held-out split."
     if cfg.data == SYNTHETIC and model.vocabulary <= opinions.FIRST_WORD:
-        problems.append(f"Synthetic sentences need model.vocabulary above {opinions.FIRST_WORD}.")
-    return problems
+        yield f"Synthetic sentences need model.vocabulary above {opinions.FIRST_WORD}."

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainmark.checkpoint import checkpoints
+from trainmark.checkpoint import folders
 from trainmark.checkpoint.run_tensors import read_weights
 from trainmark.config import filled
 from trainmark.contract import MODEL_FOLDER
@@ -42,7 +42,7 @@ def load(served: Served[DistilbertRun]) -> "SentenceScorer":
     else:
         cfg = served.run
         path = filled(served.checkpoint)
-        state = checkpoints.read_state(path)
+        state = folders.read_state(path)
         facts |= {"name": cfg.name, "step": state["progress"]["step"]}
         facts["samples"] = state["data"]["samples"]
         tensors = {name: read.to(served.device) for name, read in read_weights(path).items()}

@@ -51,7 +51,7 @@ class SentenceTrainer:
         self.model, self.mesh, self.cfg = model, mesh, cfg
         self._copy = Copier(mesh.device)
         self.turn = Lock()
-        """Held while a batch is predicted: what the compiler is told holds for all threads."""
+        """Held while a batch is predicted: the compiler's stance is one for all threads."""
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._gradients = FlatGradients(model.parameters(), mesh)
         self._optimizer = _make_optimizer(model, cfg)

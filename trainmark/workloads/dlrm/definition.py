@@ -45,7 +45,6 @@ def _load() -> Workload[DlrmRun, Any, Any, Any, Any]:
 
 DLRM = Definition(
     name="dlrm",
-    run_type=DlrmRun,
     runs=runs.RUNS,
     resolve=resolve,
     closed=fitted.closed,

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from trainmark.checkpoint.run_tensors import read_weights, weight_shapes
 from trainmark.clicklog import preparation
+from trainmark.interop.model_folder import write_shards
 from trainmark.interop.programs import save_program
-from trainmark.interop.shards import write_shards
 from trainmark.progress import bytes_bar, say
 from trainmark.workloads.dlrm import standalone
 from trainmark.workloads.dlrm.description import description

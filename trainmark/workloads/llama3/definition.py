@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainmark.contract import Definition, Exporter, Workload
+from trainmark.hardware.devices import PRECISIONS
 from trainmark.workloads.llama3 import plan, runs
 from trainmark.workloads.llama3.resolve import resolve
 from trainmark.workloads.llama3.runs import LlamaRun
@@ -23,13 +24,12 @@ def _load() -> Workload[LlamaRun, Any, Any, Any, Any]:
 
 LLAMA3 = Definition(
     name="llama3",
-    run_type=LlamaRun,
     runs=runs.RUNS,
     resolve=resolve,
     mesh_axes=runs.mesh_axes,
     closed=runs.closed,
     sizes=runs.sizes,
-    precisions=runs.PRECISIONS,
+    precisions=PRECISIONS,
     layout_fields=frozenset({"parallel", "pipeline", "data_parallel"}),
     notes=runs.notes,
     smaller=runs.smaller,

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmark.errors import InputError, raise_all
-from trainmark.interop.model_folder import read_config
-from trainmark.interop.shards import write_shards
+from trainmark.interop.model_folder import read_config, write_shards
 from trainmark.workloads.llama3.runs import Model
 
 _KEYS = {

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
+from trainmark.distributed.mesh import local
 from trainmark.kernels.linear_cross_entropy import linear_cross_entropy
-from trainmark.training.adamw import local
 from trainmark.training.precision import compute_dtype
 from trainmark.training.seeding import generator
 from trainmark.workloads.llama3.runs import LlamaRun, Model, axes_of

@@ -1,7 +1,7 @@
 """What `trainmark plan` tells of a Llama-3: memory, predicted time, and other splits to try."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import get_args
 
@@ -19,13 +19,12 @@ from trainmark.workloads.llama3.step_time import (
     RATES,
     UPDATE_EFFICIENCY,
     Prediction,
-    RankTime,
     predict,
 )
 
 MICRO_BATCHES = (1, 2, 4, 8)
 WITHIN = (0.92, 1.08)
-"""Of a predicted time, where the rates were fitted to this package's own runs."""
+"""Error to expect of a predicted time, where the rates were fitted to this package's own runs."""
 RESOURCES = {
     "compute": "compute",
     "tensor": "the link",
@@ -36,15 +35,19 @@ RESOURCES = {
 
 
 def plan(cfg: LlamaRun, cluster: Cluster) -> Plan:
-    """Of a resolved run, on the cluster that it was resolved for."""
+    """The plan of a resolved run, for the cluster that it was resolved for."""
     prediction, memory = predict(cfg, cluster), plan_devices(cfg)
     each = cluster.world // len(memory)  # pipeline ranks are the outermost: devices in a row
     fullest = max(memory, key=lambda rank: rank.total)
     return Plan(
         memory=[rank for rank in memory for _ in range(each)],
-        seconds=[_seconds(rank) for rank in prediction.ranks for _ in range(each)],
+        seconds=[
+            {**dataclasses.asdict(rank), "step": rank.step}
+            for rank in prediction.ranks
+            for _ in range(each)
+        ],
         no_time=prediction.unknown or None,
-        parts=_parts(prediction),
+        parts=dataclasses.asdict(prediction.slowest) if prediction.ranks else {},
         interval_s=_interval_s(cfg, cluster, prediction),
         resources=RESOURCES,
         work=Work(
@@ -60,10 +63,6 @@ def plan(cfg: LlamaRun, cluster: Cluster) -> Plan:
         ],
         too_large=misfit(cfg.name, fullest, cluster, partial(_advice, cfg, cluster)),
     )
-
-
-def _seconds(rank: RankTime) -> Mapping[str, float]:
-    return {**dataclasses.asdict(rank), "step": rank.step}
 
 
 def _interval_s(cfg: LlamaRun, cluster: Cluster, found: Prediction) -> tuple[float, float] | None:
@@ -90,10 +89,6 @@ def _rates(cluster: Cluster, found: Prediction) -> str:
         f"{found.rates.source}; of {cluster.hardware} nothing was measured, and the same shares "
         "are assumed"
     )
-
-
-def _parts(found: Prediction) -> dict[str, float]:
-    return dataclasses.asdict(found.slowest) if found.ranks else {}
 
 
 def _constants(found: Prediction) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Resolving a Llama-3 run: what weights and data fill in, and everything that is wrong with it."""
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 from trainmark import checksums
@@ -36,8 +37,12 @@ def resolve(cfg: LlamaRun, cluster: Cluster) -> tuple[LlamaRun, list[str]]:
         cfg = _with_data(_with_weights(cfg))
     except InputError as error:
         return cfg, [str(error)]
-    network = _model_problems(cfg) + _parallel_problems(cfg, axes)
-    return cfg, network + _held_out_problems(cfg) + _device_problems(cfg, cluster)
+    return cfg, [
+        *_model_problems(cfg),
+        *_parallel_problems(cfg, axes),
+        *_held_out_problems(cfg),
+        *_device_problems(cfg, cluster),
+    ]
 
 
 def _with_weights(cfg: LlamaRun) -> LlamaRun:
@@ -80,7 +85,7 @@ def _or_flag(cfg: LlamaRun, found: dataset.TokenFolder) -> str:
 
 
 def _fitting_split(found: dataset.TokenFolder, sequence: int) -> str:
-    """Who tries the demo on a single text has one document: all of it is for training."""
+    """A single text is one document: then all of it is for training."""
     return NOTHING_HELD_OUT if found.short_splits(_SOME_HELD_OUT, sequence) else _SOME_HELD_OUT
 
 
@@ -93,19 +98,18 @@ def _wanted(cfg: LlamaRun, available: int) -> int:
 # --- checks
 
 
-def _model_problems(cfg: LlamaRun) -> list[str]:
-    model, problems = cfg.model, []
+def _model_problems(cfg: LlamaRun) -> Iterator[str]:
+    model = cfg.model
     if model.hidden % model.heads or model.heads % model.kv_heads or model.head_dim % 2:
-        problems.append(
+        yield (
             f"model.heads ({model.heads}) must divide model.hidden ({model.hidden}) into heads of "
             f"even width, and model.kv_heads ({model.kv_heads}) must divide model.heads."
         )
     if cfg.optimizer_states == "bf16" and cfg.precision not in ("bf16", "fp8"):
-        problems.append(
+        yield (
             "optimizer_states bf16 keeps the weights in bf16: it needs precision bf16 or fp8. "
             f"Received: {cfg.precision}."
         )
-    return problems
 
 
 def _held_out_problems(cfg: LlamaRun) -> list[str]:
@@ -127,7 +131,7 @@ def _held_out_problems(cfg: LlamaRun) -> list[str]:
     ]
 
 
-def _parallel_problems(cfg: LlamaRun, axes: dict[str, int]) -> list[str]:
+def _parallel_problems(cfg: LlamaRun, axes: dict[str, int]) -> Iterator[str]:
     model, tp = cfg.model, axes["tp"]
     divisible = {
         "model.kv_heads": model.kv_heads,
@@ -135,21 +139,19 @@ def _parallel_problems(cfg: LlamaRun, axes: dict[str, int]) -> list[str]:
         "model.vocab": model.vocab,
         "sequence": cfg.sequence,
     }
-    problems = [
-        f"TP{tp} cannot split {name} ({value}) evenly."
-        for name, value in divisible.items()
-        if value % tp
-    ]
+    for name, value in divisible.items():
+        if value % tp:
+            yield f"TP{tp} cannot split {name} ({value}) evenly."
     stages = axes["pp"] * stages_per_rank(cfg)
     if stages > model.layers:
-        problems.append(f"{stages} pipeline stages need at least as many layers ({model.layers}).")
-    return problems + _schedule_problems(cfg, axes)
+        yield f"{stages} pipeline stages need at least as many layers ({model.layers})."
+    yield from _schedule_problems(cfg, axes)
 
 
 def _schedule_problems(cfg: LlamaRun, axes: dict[str, int]) -> list[str]:
     """Whether a step has the micro-batches that its pipeline needs."""
     cfg, wrong_batches = resolve_batches(cfg, axes["dp"])
-    if axes["pp"] == 1 or wrong_batches:  # told by whoever resolves them for good
+    if axes["pp"] == 1 or wrong_batches:  # `resolve_run` reports them
         return []
     received = (
         f"Received: accumulate {cfg.accumulate} (global_batch {cfg.global_batch}, micro_batch "
@@ -165,13 +167,9 @@ def _schedule_problems(cfg: LlamaRun, axes: dict[str, int]) -> list[str]:
     return []
 
 
-def _device_problems(cfg: LlamaRun, cluster: Cluster) -> list[str]:
-    problems = []
+def _device_problems(cfg: LlamaRun, cluster: Cluster) -> Iterator[str]:
     if cluster.hardware == "cpu" and cfg.attention in ("cudnn", "efficient"):
-        problems.append(f"attention {cfg.attention} needs a GPU; use auto.")
+        yield f"attention {cfg.attention} needs a GPU; use auto."
     tp = axes_of(cfg)["tp"]
     if cfg.precision == "fp8" and (cfg.model.hidden % 16 or cfg.model.ffn % (16 * tp)):
-        problems.append(
-            "fp8 needs model.hidden and each rank's part of model.ffn to be multiples of 16."
-        )
-    return problems
+        yield "fp8 needs model.hidden and each rank's part of model.ffn to be multiples of 16."

@@ -14,7 +14,6 @@ from trainmark.corpus.dataset import parse_split
 from trainmark.errors import InputError
 from trainmark.files import read_json
 
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 NOTHING_HELD_OUT = "100,0,0"
 
 # What a vendor may tune while the result stays comparable: not the sequence, the global batch,

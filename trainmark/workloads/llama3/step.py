@@ -16,8 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trainmark.config import element_bytes, filled
 from trainmark.contract import Data, DeviceBytes
-from trainmark.distributed.mesh import Mesh
-from trainmark.training.adamw import AdamW, local
+from trainmark.distributed.mesh import Mesh, local
+from trainmark.training.adamw import AdamW
 from trainmark.training.batches import BatchCounts
 from trainmark.training.checking import (
     Fingerprints,

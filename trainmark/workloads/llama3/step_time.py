@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from trainmark.config import element_bytes, filled
 from trainmark.errors import InputError
 from trainmark.hardware.devices import Cluster, Unknown
-from trainmark.hardware.known import Known, known
+from trainmark.hardware.known import Known, lookup
 from trainmark.hardware.links import LINK_EFFICIENCY
 from trainmark.hardware.machine import Machine, machine, peak_of
 from trainmark.workloads.llama3.memory import local_parameters
@@ -32,11 +32,11 @@ class Rates:
     """What a training system gets of a device, as shares of its datasheet, or of its GEMMs."""
 
     matmul: float
-    """Of the peak, in 16 bits (and in fp32 or tf32): GEMMs, attention, and all between them."""
+    """Share of the peak in 16 bits, fp32 or tf32: GEMMs, attention, and all between them."""
     fp8: float
-    """Of the fp8 peak, by the blocks' GEMMs."""
+    """Share of the fp8 peak that the blocks' GEMMs reach."""
     link: float
-    """Of the link between devices of a node, by tensor-parallel collectives."""
+    """Share of the link within a node that tensor-parallel collectives reach."""
     of_gemms: bool = False
     """Whether the first two are shares of GEMMs that `trainmark calibrate` measured."""
     source: str
@@ -44,7 +44,7 @@ class Rates:
 
 _FLAGPERF = "FlagPerf's Llama-3-8B on Megatron-core 0.6"
 _TENSOR_LINK = 0.407
-"""Of seven splits of eight A100 (TP 1 to 8), together with their share of the peak."""
+"""Fitted to seven splits of eight A100 (TP 1 to 8), together with their share of the peak."""
 
 MEGATRON_A100 = Rates(matmul=0.648, fp8=0.0, link=_TENSOR_LINK, source=f"{_FLAGPERF}, 8 A100")
 MEGATRON_H100 = Rates(matmul=0.478, fp8=0.350, link=_TENSOR_LINK, source=f"{_FLAGPERF}, H100")
@@ -94,13 +94,13 @@ class RankTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Of a run on a cluster; without `ranks`, `unknown` says why there is no time."""
+    """The predicted time of a run; without `ranks`, `unknown` says why there is none."""
 
     ranks: Sequence[RankTime]
     rates: Rates
     unknown: str
     tokens: int
-    """Of a step."""
+    """Tokens of a step."""
 
     @property
     def step_s(self) -> float | None:
@@ -127,7 +127,7 @@ def rates_of(cluster: Cluster) -> Rates:
 
 
 def _device(cluster: Cluster) -> Known:
-    found = known(cluster.hardware) or Known(key=cluster.hardware, name="")
+    found = lookup(cluster.hardware) or Known(key=cluster.hardware, name="")
     return found.shared(cluster.devices)
 
 
@@ -137,7 +137,7 @@ def predict(
     rates: Rates | None = None,
     layers: Sequence[int] | None = None,
 ) -> Prediction:
-    """Of a resolved run on the cluster that it was resolved for.
+    """Predict the step of a resolved run on the cluster that it was resolved for.
 
     Args:
         rates: by default, the hardware's.
@@ -161,7 +161,7 @@ def _unknown(cfg: LlamaRun, cluster: Cluster, rates: Rates) -> str:
 
 
 def _precisions(cfg: LlamaRun) -> tuple[str, ...]:
-    """That its products are computed in; attention and head of an fp8 run in bf16."""
+    """What its products are computed in; attention and head of an fp8 run are in bf16."""
     return ("fp8", "bf16") if cfg.precision == "fp8" else (cfg.precision,)
 
 
@@ -249,7 +249,7 @@ def _passing_s(cfg: LlamaRun, devices: Machine) -> float:
 
 
 def _activation_bytes(cfg: LlamaRun) -> int:
-    """One micro-batch between two blocks."""
+    """Bytes of one micro-batch between two blocks."""
     element = element_bytes(cfg.precision)
     return filled(cfg.micro_batch) * cfg.sequence * cfg.model.hidden * element
 
