@@ -20,8 +20,15 @@ from trainmark.clicklog.sources import (
 from trainmark.clicklog.sources.arrow_columns import utf8
 from trainmark.clicklog.sources.column_match import OldColumns
 from trainmark.clicklog.sources.column_spec import ColumnUse
-from trainmark.clicklog.sources.convert import Converted, convert, is_text, parsed_rows, resolve
-from trainmark.clicklog.sources.parquet_files import batches, open_parquet
+from trainmark.clicklog.sources.convert import (
+    Converted,
+    convert,
+    has_text,
+    is_text,
+    parsed_rows,
+    resolve,
+)
+from trainmark.clicklog.sources.parquet_files import batches, columns_of, open_parquet
 from trainmark.clicklog.sources.row_columns import NOTHING, RowColumns
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows
 from trainmark.clicklog.sources.source import (
@@ -83,7 +90,7 @@ class ParquetSource:
         self.bad_rows = bad_rows
         self._numerical = number_readings.check_default(numerical)
         self._columns, self._row_columns = columns, row_columns
-        schemas = [open_parquet(path).schema_arrow for path in self.files]
+        schemas = [columns_of(open_parquet(path).schema_arrow) for path in self.files]
         self._no_rows = pa.RecordBatch.from_pylist([], schemas[0])
         self.names: list[str] = schemas[0].names
         uses = column_match.uses(columns, self.names, str(self.files[0]), old)
@@ -133,7 +140,7 @@ class ParquetSource:
         """Columns of text by now of a type whose values have no text of their own: 7.0 is not 7."""
         for use in self.uses:
             kind = schema.field(use.column).type
-            if use.reading == "string" and not _has_text(kind):
+            if use.role == "categorical" and use.reading == "string" and not has_text(kind):
                 yield (
                     f"{self.files[0]} has {use.column!r} as {kind}; {dataset} has it as string. "
                     "Write it as text, as it was there."
@@ -267,9 +274,3 @@ class ParquetSource:
             return converted
         kept = pa.table([rows.column(name) for name in names], names=names)
         return replace(converted, kept=kept)
-
-
-def _has_text(kind: Any) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_null, pa.types.is_integer)
-    return any(is_text(kind) for is_text in texts)
