@@ -66,13 +66,16 @@ def grown_by_hand(old: dict[Any, int], values: list[Any], threshold: int) -> dic
     return old | {value: 1 + len(old) + rank for rank, value in enumerate(new)}
 
 
-@pytest.mark.parametrize("batch_rows", [7, 1 << 16])
+@pytest.mark.parametrize(("batch_rows", "users"), [(7, "int64"), (1 << 16, "uint64")])
 def test_new_values_get_ids_behind_the_old_ones(
-    batch_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    batch_rows: int, users: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(vocabulary_files, "BATCH_ROWS", batch_rows)
     weeks = [random_rows(seed, first=10 * seed) for seed in range(3)]
-    data = prepare(tmp_path / "week0", weeks[0], columns=COLUMNS, frequency_threshold="2,city=3")
+    if users == "uint64":  # some of these are too large for an int64
+        weeks = [[(y, u and 2**63 + int(u), c, s) for y, u, c, s in week] for week in weeks]
+    columns = COLUMNS.replace("int64", users)
+    data = prepare(tmp_path / "week0", weeks[0], columns=columns, frequency_threshold="2,city=3")
     for week in (1, 2):
         old, data = data, tmp_path / f"week{week}"
         capsys.readouterr()

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.unit.criteo_oracle import random_lines, write_day
+from tests.unit.logs import prepare_log
 from tests.unit.test_prepare_engine import prepare as prepare_criteo
 from tests.unit.test_prepare_npy import read
 from trainmark.cli import main
@@ -218,3 +219,23 @@ def test_any_number_of_files_and_patterns(tmp_path: Path, capsys: Any) -> None:
 def test_braces() -> None:
     assert expand_braces("a_{1,x}_{2..3}") == ["a_1_2", "a_1_3", "a_x_2", "a_x_3"]
     assert expand_braces("a_{1}_{b") == ["a_{1}_{b"]
+
+
+def test_columns_that_parquet_files_have_twice_or_otherwise(tmp_path: Path) -> None:
+    clicks, numbers = pa.array([True, False] * 30), pa.array(range(60))
+    columns = {
+        "day_0": (["y", "n", "c"], [clicks, numbers, numbers]),
+        "day_1": (["y", "n", "n"], [clicks, numbers, numbers]),
+        "day_2": (["y", "n", "c"], [clicks, numbers.cast("float64"), numbers]),
+    }
+    for name, (names, arrays) in columns.items():
+        pq.write_table(pa.Table.from_arrays(arrays, names), tmp_path / f"{name}.parquet")
+    wanted = "label=y numerical=n categorical=c"
+    with pytest.raises(InputError) as refused:
+        prepare_log(tmp_path / "day_*.parquet", tmp_path / "data", columns=wanted)
+    twice, absent, other = str(refused.value).splitlines()[1:]
+    assert "day_1.parquet has more than one column n. Rename all but one" in twice
+    assert re.search(r"day_1.parquet has no column 'c', which .*day_0.parquet has", absent)
+    assert re.search(r"day_2.parquet has 'n' as double, .*day_0.parquet as int64", other)
+    with pytest.raises(InputError, match="has more than one column n"):
+        prepare_log(tmp_path / "day_1.parquet", tmp_path / "data", columns="label=y numerical=n")

@@ -2,6 +2,8 @@
 
 import json
 import random
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,6 +82,42 @@ def test_a_log_of_other_types_and_formats(old: Path, tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "new.parquet")
     with pytest.raises(InputError, match=r"has 'city' as double; .*old has it as string"):
         parquet_data.prepare(options)
+
+
+def test_every_type_of_parquet_is_read_again_by_its_own_vocabulary(tmp_path: Path) -> None:
+    day, price = date(2026, 3, 1), Decimal("1.50")
+    texts = ["True", "False"] * 14
+    table = pa.table(
+        {
+            "clicked": pa.array([True, False] * 14),
+            "born": pa.array([day + timedelta(i % 3) for i in range(28)]),
+            "price": pa.array([price * (i % 4) for i in range(28)], pa.decimal128(8, 2)),
+            "raw": pa.array([b"ab"[i % 2 :] for i in range(28)]),
+            "seen": pa.array([datetime(2026, 3, 1 + i % 5) for i in range(28)]),
+            "view": pa.array(texts, pa.string_view()),
+            "views": pa.array([[text] for text in texts], pa.list_(pa.string_view())),
+            "number": pa.array([str(i) for i in range(28)], pa.string_view()),
+        }
+    )
+
+    def rows_of(table: pa.Table, output: Path, **settings: Any) -> list[tuple[Any, ...]]:
+        pq.write_table(table, tmp_path / "log.parquet")
+        log = str(tmp_path / "log.parquet")
+        parquet_data.prepare(parquet_data.Options(input=log, output=output, **settings))
+        return all_rows(output)
+
+    columns = "label=clicked categorical=born,price,raw,seen,view,views numerical=number"
+    old = rows_of(table, tmp_path / "a", columns=columns)
+    assert rows_of(table, tmp_path / "b", vocabulary=tmp_path / "a") == old
+    # Views are read as the texts that they are: as labels, too.
+    is_click, views = table["view"].cast("string"), table["views"].cast(pa.list_(pa.string()))
+    others = {"view": is_click, "views": views, "number": table["number"].cast("string")}
+    plain = pa.table(dict(zip(table.column_names, table.columns, strict=True)) | others)
+    assert rows_of(plain, tmp_path / "c", columns=columns) == old
+    of_view = columns.replace("clicked", "view").replace("view,views", "views")
+    assert rows_of(table, tmp_path / "d", columns=of_view) == rows_of(
+        plain, tmp_path / "e", columns=of_view
+    )
 
 
 def test_rows_with_the_rare_id_are_counted(

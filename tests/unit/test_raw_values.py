@@ -192,6 +192,9 @@ def test_types_of_parquet(tmp_path: Path) -> None:
     names = opened(data).categorical
     values = [list(row) for row in zip(*(lists[name] for name in names), strict=True)]
     assert assert_as_prepared(data, [[age] for age in lists["age"]], values) == 20
+    # Clients that have texts alone write what is missing as an empty one.
+    texts = [[*row[:1], "" if row[1] is None else str(int(row[1])), *row[2:]] for row in values]
+    assert_as_prepared(data, [[age] for age in lists["age"]], texts)
 
     rows = [{name: lists[name][i] for name in ("clicked", "age", "city")} for i in range(count)]
     write_csv(tmp_path / "log.csv", rows)

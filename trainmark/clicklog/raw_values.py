@@ -264,8 +264,10 @@ class TabularValues:
         """A column as a file might have it: of its type, or of texts."""
         if of_list := lists.parse(use.reading):
             return self._lists(values, use, of_list)
-        if any(sign in values for sign in self._missing):
-            values = [None if value in self._missing else value for value in values]
+        # Of Parquet, an empty text is a value: but no number, id or time is written so.
+        signs = self._missing if use.reading == "string" else [*self._missing, ""]
+        if any(sign in values for sign in signs):
+            values = [None if value in signs else value for value in values]
         array = _inferred(values)
         if use.reading in INTEGERS and array is not None and pa.types.is_floating(array.type):
             values = [_whole(*entry, use) for entry in enumerate(values)]

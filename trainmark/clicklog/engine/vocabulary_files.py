@@ -133,7 +133,7 @@ def merged(first: Iterator[Entries], second: Iterator[Entries]) -> Iterator[Entr
     streams = [_Stream(first), _Stream(second)]
     while waiting := [stream for stream in streams if stream.load()]:
         # Neither has values up to the smaller of the last ones besides those in memory.
-        bound = min(stream.last() for stream in waiting)
+        bound = min((stream.last() for stream in waiting), key=lambda value: value.as_py())
         parts = [stream.take(bound) for stream in waiting]
         columns = [pa.concat_arrays(column) for column in zip(*parts, strict=True)]
         order = pc.sort_indices(columns[0])  # texts by their bytes
@@ -158,7 +158,8 @@ class _Stream:
         return True
 
     def last(self) -> Any:
-        return self._here[0][-1].as_py()
+        """Of the column's type: Arrow takes no plain number of 2^63 or more."""
+        return self._here[0][-1]
 
     def take(self, bound: Any) -> list[Any]:
         """Remove the entries up to a value."""

@@ -177,18 +177,26 @@ def _reading(use: ColumnUse, kind: pa.DataType, numerical: str) -> str | None:
                 "a list."
             )
         return str(lists.ListReading("string", lists.MOST))
-    if pa.types.is_unsigned_integer(kind):
-        return "uint64"
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        return "int64"
-    if pa.types.is_floating(kind):
-        return "float64"
     if pa.types.is_nested(kind):
         raise InputError(
             f"--columns: {use.column} is a column of {kind}; single values, or lists of them, are "
             "read."
         )
-    return "string"
+    return _category_reading(kind)
+
+
+def _category_reading(kind: pa.DataType) -> str:
+    if pa.types.is_unsigned_integer(kind):
+        return "uint64"
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return "int64"
+    return "float64" if pa.types.is_floating(kind) else "string"
+
+
+def has_text(kind: pa.DataType) -> bool:
+    """Whether a value of this type has one text: of a float or a boolean, others write another."""
+    kind = _value_type(kind)
+    return pa.types.is_integer(kind) or _category_reading(kind) == "string"
 
 
 def _value_type(kind: pa.DataType) -> pa.DataType:

@@ -29,6 +29,17 @@ def open_parquet(path: Path, encoded: Sequence[str] = (), little_by_little: bool
         return pa.parquet.ParquetFile(opened, read_dictionary=list(encoded), **reading)
 
 
+def columns_of(schema: pa.Schema) -> pa.Schema:
+    """Its columns; views of texts, which few operations take, are texts."""
+    return pa.schema([field.with_type(_without_views(field.type)) for field in schema])
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind) and pa.types.is_string_view(kind.value_type):
+        return pa.list_(pa.string())
+    return pa.string() if pa.types.is_string_view(kind) else kind
+
+
 def batches(file: Any, path: Path, rows: int, **chosen: Any) -> Iterator[Any]:
     """Its rows, so many at a time; `chosen` are arguments of `ParquetFile.iter_batches`."""
     found = file.iter_batches(rows, **chosen)
@@ -37,7 +48,7 @@ def batches(file: Any, path: Path, rows: int, **chosen: Any) -> Iterator[Any]:
             batch = next(found, None)
         if batch is None:
             return
-        yield batch
+        yield batch.cast(columns_of(batch.schema))
 
 
 @contextmanager

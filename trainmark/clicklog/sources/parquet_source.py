@@ -20,8 +20,15 @@ from trainmark.clicklog.sources import (
 from trainmark.clicklog.sources.arrow_columns import utf8
 from trainmark.clicklog.sources.column_match import OldColumns
 from trainmark.clicklog.sources.column_spec import ColumnUse
-from trainmark.clicklog.sources.convert import Converted, convert, is_text, parsed_rows, resolve
-from trainmark.clicklog.sources.parquet_files import batches, open_parquet
+from trainmark.clicklog.sources.convert import (
+    Converted,
+    convert,
+    has_text,
+    is_text,
+    parsed_rows,
+    resolve,
+)
+from trainmark.clicklog.sources.parquet_files import batches, columns_of, open_parquet
 from trainmark.clicklog.sources.row_columns import NOTHING, RowColumns
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows
 from trainmark.clicklog.sources.source import (
@@ -33,7 +40,7 @@ from trainmark.clicklog.sources.source import (
     starts,
 )
 from trainmark.clicklog.sources.unpack import Unpacker
-from trainmark.errors import InputError, raise_all
+from trainmark.errors import raise_all
 
 PIECES_OF_A_SHARE = 4
 """At least, so that it is worth a process."""
@@ -83,11 +90,12 @@ class ParquetSource:
         self.bad_rows = bad_rows
         self._numerical = number_readings.check_default(numerical)
         self._columns, self._row_columns = columns, row_columns
-        schemas = [open_parquet(path).schema_arrow for path in self.files]
+        schemas = [columns_of(open_parquet(path).schema_arrow) for path in self.files]
         self._no_rows = pa.RecordBatch.from_pylist([], schemas[0])
         self.names: list[str] = schemas[0].names
         uses = column_match.uses(columns, self.names, str(self.files[0]), old)
-        uses = row_columns.add_to(uses, self.names, str(self.files[0]))
+        self.uses = uses = row_columns.add_to(uses, self.names, str(self.files[0]))
+        raise_all(self._differences(schemas))
         types = [schemas[0].field(use.column).type for use in uses]
         resolved = resolve(uses, types, self._numerical)
         self.uses = [
@@ -96,11 +104,6 @@ class ParquetSource:
         ]
         if old is not None:
             raise_all(self._other_texts(schemas[0], old.dataset))
-        names = self._names_read()
-        for path, schema in zip(self.files, schemas, strict=True):
-            types = [schema.field(name).type if name in schema.names else None for name in names]
-            if types != [schemas[0].field(name).type for name in names]:
-                raise InputError(f"{path} has other columns or types than {self.files[0]}.")
         self.schema = column_spec.schema(self.uses)
         self._texts = [
             use.column
@@ -129,11 +132,30 @@ class ParquetSource:
     def _names_read(self) -> list[str]:
         return list(dict.fromkeys([*(use.column for use in self.uses), *self._row_columns.keep]))
 
+    def _differences(self, schemas: Sequence[pa.Schema]) -> Iterator[str]:
+        """Columns to be read that a file has twice, or otherwise than the first one has them."""
+        first = schemas[0]
+        for path, schema in zip(self.files, schemas, strict=True):
+            for name in self._names_read():
+                count = schema.names.count(name)
+                if count > 1:
+                    yield f"{path} has more than one column {name}. Rename all but one."
+                elif count == 0:
+                    yield f"{path} has no column {name!r}, which {self.files[0]} has."
+                elif first.names.count(name) == 1 and schema.field(name).type != (
+                    kind := first.field(name).type
+                ):
+                    yield (
+                        f"{path} has {name!r} as {schema.field(name).type}, {self.files[0]} as "
+                        f"{kind}. Write the column as one type in all files (pandas makes floats "
+                        "of whole numbers where one is missing; Int64 keeps them)."
+                    )
+
     def _other_texts(self, schema: Any, dataset: str) -> Iterator[str]:
         """Columns of text by now of a type whose values have no text of their own: 7.0 is not 7."""
         for use in self.uses:
             kind = schema.field(use.column).type
-            if use.reading == "string" and not _has_text(kind):
+            if use.role == "categorical" and use.reading == "string" and not has_text(kind):
                 yield (
                     f"{self.files[0]} has {use.column!r} as {kind}; {dataset} has it as string. "
                     "Write it as text, as it was there."
@@ -267,9 +289,3 @@ class ParquetSource:
             return converted
         kept = pa.table([rows.column(name) for name in names], names=names)
         return replace(converted, kept=kept)
-
-
-def _has_text(kind: Any) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_null, pa.types.is_integer)
-    return any(is_text(kind) for is_text in texts)
