@@ -112,16 +112,6 @@ def test_only_what_was_measured_has_a_narrow_interval(changes: dict[str, Any]) -
     assert predict(resolve(run, Cluster.parse("h200x1x1"))).off == ELSEWHERE
 
 
-def test_a_linear_output_of_the_bottom_mlp_needs_no_mask() -> None:
-    model = {"model": {"bottom_output": "linear"}}
-    run = with_changes(workloads.named_run("dlrm-small"), {"data": "synthetic", **model})
-    linear = predict(resolve(run, Cluster.parse("h200x1x1"))).step_s
-    with_relu = predict(resolved("dlrm-small", "h200x1x1")).step_s
-    assert linear is not None
-    assert with_relu is not None
-    assert 0.95 * with_relu < linear < with_relu
-
-
 @pytest.mark.parametrize(
     ("name", "cluster", "changes", "is_narrow"),
     [
