@@ -32,6 +32,7 @@ STEPS = 8  # 4000 rows in batches of 512, the last one of 416
 FLAGS = (
     *("--synthetic-ids", "uniform", "--synthetic-rows", "4000", "--global-batch", "512"),
     *("--model.embedding-dim", "8", "--model.bottom-mlp", "16", "8"),
+    *("--model.bottom-output", "relu", "--lr", "0.1"),  # as `config` has them
     *("--model.top-mlp", "16", "1", "--model.table-rows", "50", "7", "3"),
     *("--device", "cpu", "--warmup-clock", "2", "--evals-per-epoch", "1"),
 )

@@ -225,8 +225,11 @@ def with_file(
                 f"{getattr(run, fixed)!r}."
             )
     _check_keys(run, given, str(path))
-    merged = parse(type(run), _merge(dataclasses.asdict(run), given), str(path))
-    return on_other_data(merged) if is_of_a_run else merged
+    if is_of_a_run:
+        # It has all fields that its version knew. Later ones mean what their defaults say, whatever
+        # the named run has now.
+        return on_other_data(parse(type(run), given, str(path)))
+    return parse(type(run), _merge(dataclasses.asdict(run), given), str(path))
 
 
 def _check_keys(template: Any, data: dict[str, Any], where: str) -> None:

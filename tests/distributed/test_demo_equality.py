@@ -15,7 +15,7 @@ from trainmark import workloads
 from trainmark.cli import main
 from trainmark.workloads.dlrm.data import build_data
 
-NEAR = 1e-4
+NEAR = 1e-5
 """Relative, of AUCs and of the mean losses of so many steps:"""
 STEPS = 50
 
@@ -24,9 +24,10 @@ def means(losses: list[float]) -> list[float]:
     return [mean(losses[i : i + STEPS]) for i in range(0, len(losses), STEPS)]
 
 
-def test_a_disturbance_does_not_grow() -> None:
+@pytest.mark.parametrize("seed", [0, 7])
+def test_a_disturbance_does_not_grow(seed: int) -> None:
     """A hundred times rounding, and another order of additions, through warm-up and peak rate."""
-    run = dataclasses.replace(workloads.named_run("dlrm-demo"), device="cpu")
+    run = dataclasses.replace(workloads.named_run("dlrm-demo"), device="cpu", seed=seed)
     cfg = workloads.resolve(run, small.ONE_CPU)
     one, other = small.trainer(cfg), small.trainer(cfg)
     random = torch.Generator().manual_seed(1)
@@ -42,7 +43,7 @@ def test_a_disturbance_does_not_grow() -> None:
     alone, disturbed = (means(list(of)) for of in zip(*losses, strict=True))
     assert disturbed == pytest.approx(alone, rel=NEAR)
     assert disturbed != alone
-    assert alone[-1] < 0.9 * alone[0]
+    assert alone[-1] < 0.92 * alone[0]
 
 
 def trained(output: Path, *flags: str, ranks: int = 1) -> tuple[list[float], float]:
@@ -59,7 +60,7 @@ def trained(output: Path, *flags: str, ranks: int = 1) -> tuple[list[float], flo
 
 
 def test_two_ranks_train_the_demo_like_one(tmp_path: Path) -> None:
-    flags = ("--synthetic-rows", str(2 * STEPS * 2048))
+    flags = ("--seed", "2", "--synthetic-rows", str(2 * STEPS * 2048))
     (losses, auc), (others, other_auc) = (
         trained(tmp_path / str(ranks), *flags, ranks=ranks) for ranks in (1, 2)
     )
@@ -69,13 +70,17 @@ def test_two_ranks_train_the_demo_like_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_whole_demo_on_1_2_and_4_ranks_and_by_both_engines(tmp_path: Path) -> None:
-    losses, auc = trained(tmp_path / "1")
+@pytest.mark.parametrize("seed", [0, 2, 7])
+def test_the_whole_demo_on_1_2_and_4_ranks_and_by_both_engines(seed: int, tmp_path: Path) -> None:
+    seeded = ("--seed", str(seed))
+    losses, auc = trained(tmp_path / "1", *seeded)
     assert len(losses) == 16
+    assert small.result(tmp_path / "1")["quality"]["reached"]
     cases: dict[str, tuple[tuple[str, ...], int]] = {"2": ((), 2), "4": ((), 4)}
+    cases["micro-batches"] = (("--micro-batch", "512"), 1)
     if find_spec("torchrec"):
         cases["torchrec"] = (("--engine", "torchrec"), 2)
     for name, (flags, ranks) in cases.items():
-        others, other_auc = trained(tmp_path / name, *flags, ranks=ranks)
+        others, other_auc = trained(tmp_path / name, *seeded, *flags, ranks=ranks)
         assert others == pytest.approx(losses, rel=NEAR), name
         assert other_auc == pytest.approx(auc, rel=NEAR), name

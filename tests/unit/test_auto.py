@@ -39,6 +39,14 @@ def run(data: Path, *flags: str) -> DlrmRun:
     return resolved
 
 
+def test_a_specification_that_breaks_the_rules_is_refused(dataset: Path) -> None:
+    path = dataset / "feature_spec.yaml"
+    path.write_text(path.read_text().replace("float16", "float8"))
+    (dataset / checksums.FILE_NAME).unlink(missing_ok=True)
+    with pytest.raises(InputError, match="'float8', which numpy does not know"):
+        run(dataset)
+
+
 @pytest.mark.parametrize(
     ("rows", "batch", "epochs"),
     [(1, 64, 40), (400, 64, 40), (7000, 64, 12), (30_000, 256, 6), (100_000, 1024, 3),

@@ -39,11 +39,17 @@ def scored_by_itself(folder: Path, numerical: torch.Tensor, ids: torch.Tensor) -
     [
         ((), 10**9),
         (("--model.numerical-features", "0"), 10**9),
-        (("--model.table-widths", "8", "2", "5"), 10**9),
+        (("--model.table-widths", "8", "2", "5", "--model.bottom-output", "linear"), 10**9),
         (("--table-precision", "int8", *FEW, "--positive-weight", "5"), 10**9),
         (("--table-precision", "bf16", *FEW), 700),
     ],
-    ids=["fp32", "no numerical features", "three widths", "int8", "bf16 in several files"],
+    ids=[
+        "fp32",
+        "no numerical features",
+        "three widths, a linear output",
+        "int8",
+        "bf16 in several files",
+    ],
 )
 def test_scores_are_those_of_the_evaluation(
     flags: tuple[str, ...], shard_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

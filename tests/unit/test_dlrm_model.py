@@ -33,10 +33,13 @@ def build(**changes: Any) -> tuple[Dlrm, DlrmRun]:
     return model.double(), cfg
 
 
-def sized(numericals: int, tables: int, dim: int) -> tuple[Dlrm, DlrmRun]:
-    rows = tuple(3 + 2 * i for i in range(tables))
+def sized(numericals: int, tables: int, dim: int, output: str) -> tuple[Dlrm, DlrmRun]:
     return build(
-        numerical_features=numericals, table_rows=rows, embedding_dim=dim, bottom_mlp=(5, dim)
+        numerical_features=numericals,
+        table_rows=tuple(3 + 2 * i for i in range(tables)),
+        embedding_dim=dim,
+        bottom_mlp=(5, dim),
+        bottom_output=output,
     )
 
 
@@ -59,8 +62,8 @@ def reference_logit(model: Dlrm, x: np.ndarray, ids: np.ndarray) -> float:
         return weight @ vector + bias
 
     weights = {name: p.detach().numpy() for name, p in model.named_parameters()}
-    for layer in range(len(model.bottom) // 2):
-        x = np.maximum(linear(f"bottom.{2 * layer}", x), 0)
+    x = linear("bottom.2", np.maximum(linear("bottom.0", x), 0))
+    x = np.maximum(x, 0) if model.shape.bottom_output == "relu" else x
     vectors = [x, *(table_of(model)[i].numpy() for i in ids)]
     dots = [vectors[i] @ vectors[j] for i in range(len(vectors)) for j in range(i)]
     joined = np.concatenate([x, np.array(dots)])
@@ -71,13 +74,18 @@ def reference_logit(model: Dlrm, x: np.ndarray, ids: np.ndarray) -> float:
     return float(linear(f"top.{2 * last}", joined)[0])
 
 
-SIZES = [(13, 3, 8), (0, 1, 1), (0, 40, 3), (5, 1, 16), (1, 2, 3), (13, 40, 1)]
+SHAPES = [
+    (13, 3, 8, "relu"), (0, 1, 1, "relu"), (0, 40, 3, "relu"), (5, 1, 16, "relu"),
+    (1, 2, 3, "relu"), (13, 40, 1, "relu"), (13, 3, 8, "linear"), (0, 2, 3, "linear"),
+]  # fmt: skip
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize(("numericals", "tables", "dim"), SIZES)
-def test_forward_matches_the_definition(numericals: int, tables: int, dim: int) -> None:
-    model, cfg = sized(numericals, tables, dim)
+@pytest.mark.parametrize(("numericals", "tables", "dim", "output"), SHAPES)
+def test_forward_matches_the_definition(
+    numericals: int, tables: int, dim: int, output: str
+) -> None:
+    model, cfg = sized(numericals, tables, dim, output)
     numerical, ids = inputs(cfg, 6)
     found = model(numerical, ids).detach().numpy()
     expected = [
@@ -86,9 +94,11 @@ def test_forward_matches_the_definition(numericals: int, tables: int, dim: int) 
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("numericals", "tables", "dim"), SIZES)
-def test_gradients_match_finite_differences(numericals: int, tables: int, dim: int) -> None:
-    model, cfg = sized(numericals, tables, dim)
+@pytest.mark.parametrize(("numericals", "tables", "dim", "output"), SHAPES)
+def test_gradients_match_finite_differences(
+    numericals: int, tables: int, dim: int, output: str
+) -> None:
+    model, cfg = sized(numericals, tables, dim, output)
     numerical, ids = inputs(cfg, 4)
     model(numerical, ids).sum().backward()
     (rows_gradient,) = model.tables.gradients()

@@ -84,6 +84,7 @@ def run_programs(programs: Sequence[tuple[Path, Inputs]], folder: Path) -> list[
         (("--model.interaction", "projection", "--model.branch1-mlp", "24"), "FLOAT", 0),
         (("--model.interaction", "cat", "--model.table-widths", "8", "2", "5"), "FLOAT", 0),
         (("--model.interaction", "dot_and_inputs"), "FLOAT", 0),
+        (("--model.bottom-output", "linear"), "FLOAT", 0),
         (("--table-precision", "bf16", *ALL_LARGE), "BFLOAT16", 0),
         (("--table-precision", "fp16", *ALL_LARGE), "FLOAT16", 10**9),
         (("--table-precision", "int8", *ALL_LARGE, "--positive-weight", "5"), "INT8", 0),
@@ -99,6 +100,7 @@ def run_programs(programs: Sequence[tuple[Path, Inputs]], folder: Path) -> list[
         "projection",
         "cat",
         "dot and inputs",
+        "a linear output",
         "bf16",
         "fp16",
         "int8",
@@ -145,7 +147,7 @@ def test_programs_of_pytorch_give_the_same_clicks(tmp_path: Path) -> None:
     cases = {
         "bf16": ("--table-precision", "bf16", *ALL_LARGE),
         "int8": ("--table-precision", "int8", *ALL_LARGE),
-        "dcn": ("--model.interaction", "dcn"),
+        "dcn": ("--model.interaction", "dcn", "--model.bottom-output", "linear"),
         "projection": ("--model.interaction", "projection", "--model.branch1-mlp", "24"),
     }
     programs = []

@@ -63,19 +63,30 @@ def expected(plain: standalone.Dlrm, numbers: Any, ids: Any) -> Any:
 @pytest.mark.parametrize("interaction", ["dot", "dot_and_inputs"])
 @pytest.mark.parametrize("samples", [1, 2, 64, 300, 1000])
 @pytest.mark.parametrize(
-    ("bottom", "top", "numbers"),
-    [((16,), (1,), 5), ((33, 8), (17, 5, 1), 5), ((8,), (9, 1), 0), ((128, 64), (256, 64, 1), 5)],
+    ("bottom", "top", "numbers", "told"),
+    [
+        ((16,), (1,), 5, {"bottom_output": "linear"}),
+        ((33, 8), (17, 5, 1), 5, {"bottom_output": "linear"}),
+        ((8,), (9, 1), 0, {"bottom_output": "relu"}),
+        ((128, 64), (256, 64, 1), 5, {}),  # as earlier versions exported it: a ReLU
+    ],
 )
 def test_logits(
-    bottom: tuple[int, ...], top: tuple[int, ...], numbers: int, samples: int, interaction: str
+    bottom: tuple[int, ...],
+    top: tuple[int, ...],
+    numbers: int,
+    told: dict[str, str],
+    samples: int,
+    interaction: str,
 ) -> None:
-    plain = model(bottom, top, numbers=numbers, interaction=interaction)
+    plain = model(bottom, top, numbers=numbers, interaction=interaction, **told)
     logits = in_one_pass(plain)
     assert logits is not None
     given = inputs(samples, numbers)
     found = logits(*given)
     assert found.shape == (samples,)
-    reference = model(bottom, top, numbers=numbers, interaction=interaction)
+    told = {"bottom_output": "relu"} | told
+    reference = model(bottom, top, numbers=numbers, interaction=interaction, **told)
     np.testing.assert_allclose(found, expected(reference, *given), rtol=1e-4, atol=1e-4)
 
 

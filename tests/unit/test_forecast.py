@@ -22,6 +22,8 @@ from trainmark.run.forecast import forecast
 from trainmark.run.result import Memory
 from trainmark.workloads import resolve
 from trainmark.workloads.dlrm import definition as dlrm
+from trainmark.workloads.dlrm.network import Model
+from trainmark.workloads.dlrm.step_time import predict
 
 NEEDED = MemoryPlan(weights=1, gradients=2, optimizer=3, activations=4)
 
@@ -29,6 +31,16 @@ NEEDED = MemoryPlan(weights=1, gradients=2, optimizer=3, activations=4)
 def resolved(name: str, cluster: str, **changes: Any) -> Any:
     run = dataclasses.replace(workloads.named_run(name), data="synthetic", **changes)
     return resolve(run, Cluster.parse(cluster))
+
+
+def test_a_linear_output_of_the_bottom_mlp_saves_a_mask() -> None:
+    relu, linear = (
+        predict(resolved("dlrm-small", "h200x1x1", model=model)).step_s
+        for model in (Model(), Model(bottom_output="linear"))
+    )
+    assert relu is not None
+    assert linear is not None
+    assert 0.95 * relu < linear < relu
 
 
 # --- in the result

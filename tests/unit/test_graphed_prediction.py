@@ -33,6 +33,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "bags": {"model": BAGS, "multi_hot": "uniform"},
     "no numbers": {"model": dataclasses.replace(WIDE, numerical_features=0)},
     "a cross network": {"model": dataclasses.replace(WIDE, interaction="dcn")},
+    "a linear output": {"model": dataclasses.replace(WIDE, bottom_output="linear")},
 }
 
 

@@ -206,6 +206,10 @@ def test_what_does_not_go_together(
     message = refused(capsys, [*onto, "--with-optimizer", "--optimizer.name", "adam"])
     assert "was trained with another optimiser or precision; it has no trainer." in message
     refused(capsys, [*onto, "--model.bottom-mlp", "32", "8"], "tensor 'model.bottom.0", lines=None)
+    message = (
+        "The weights to begin with were trained with model.bottom_output linear. Received: relu."
+    )
+    refused(capsys, [*onto, "--model.bottom-output", "relu"], message)
     other = [*command, "--data", str(weeks / "both"), "--from", str(weeks / "run1")]
     refused(capsys, other, "both is not what the model was trained on: its ")
     if not (weeks / "run2").exists():

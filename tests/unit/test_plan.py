@@ -98,6 +98,7 @@ def with_bags(hotness: int) -> DlrmRun:
         {"model": {"hotness": (2,) * 26}, "multi_hot": "uniform"},
         {"model": {"dropout": 0.1}},
         {"model": {"interaction_dropout": 0.1}},
+        {"model": {"bottom_output": "linear"}},
         {"model": {"embedding_dim": 16, "bottom_mlp": (16,)}},
         {"micro_batch": 32768},
         {"eager": True},

@@ -1,14 +1,19 @@
 """Whole runs through the command line, in this process: where they end, and what they train on."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.small import STEPS, curve, newest, result, saved, train, write_dataset
+from trainmark import workloads
 from trainmark.checkpoint import checkpoints, folders
 from trainmark.cli import main
+from trainmark.config import TrainOptions, to_plain
 from trainmark.run import result as results
+from trainmark.run.run_folder import parse_config
+from trainmark.verbs.flags import parse_run
 
 # --- where a run ends
 
@@ -86,6 +91,16 @@ def test_configuration_files(finished: Path, tmp_path: Path) -> None:
     assert main([*again, "--output", str(tmp_path / "again")]) == 0
     assert result(tmp_path / "again")["config"] == result(finished)["config"]
     assert saved(newest(tmp_path / "again")) == saved(newest(finished))
+
+    older = result(finished)  # of a version that knew no other end of the bottom MLP
+    assert older["config"]["model"].pop("bottom_output") == "relu"
+    del older["checksum"]
+    assert workloads.named_run("dlrm-demo").model.bottom_output == "linear"
+    path = tmp_path / "older.json"
+    path.write_text(json.dumps(older))
+    run, _ = parse_run("train", ["dlrm-demo", "--config", str(path)], TrainOptions)
+    assert to_plain(run) == result(finished)["config"]
+    assert to_plain(parse_config(older["config"], path)) == result(finished)["config"]
 
 
 def test_repeats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

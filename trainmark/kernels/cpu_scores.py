@@ -125,11 +125,13 @@ def scores(
     before: Layers,
     after: Layers,
     *,
+    relu_before: bool = True,
     with_inputs: bool = False,
 ) -> NDArray[np.float32]:
     """[B]: what the layers behind the interaction give, the last of which has one output.
 
     Args:
+        relu_before: the layers before the interaction end with a ReLU.
         with_inputs: those layers also read the rows and the numbers, behind the products.
 
     Raises:
@@ -138,7 +140,7 @@ def scores(
     B, F = ids_BF.shape
     out_B = np.empty(B, np.float32)
     given = np.ascontiguousarray(numbers_BN, np.float32), np.ascontiguousarray(ids_BF, np.int64)
-    layers = (before.widths, before.numbers, after.widths, after.numbers)
+    layers = (before.widths, before.numbers, relu_before, after.widths, after.numbers)
     width = max(before.scratch, after.scratch)
     arguments = (*given, tables.addresses, tables.rows, dim, *layers, width, with_inputs, out_B)
     products = B * (before.products + F * (F + 1) // 2 * dim + after.products)
@@ -158,8 +160,8 @@ def scores(
 
 @_compiled
 def _scores(
-    numbers_BN, ids_BF, addresses, rows, dim, widths, layers, widths_after, layers_after, width,
-    with_inputs, out_B, begin, end,
+    numbers_BN, ids_BF, addresses, rows, dim, widths, layers, relu_before, widths_after,
+    layers_after, width, with_inputs, out_B, begin, end,
 ):  # fmt: skip
     """Of tiles of samples: the place of the first id without a row; behind the last if all have."""
     F = ids_BF.shape[1]
@@ -171,7 +173,7 @@ def _scores(
         samples = min(BLOCK, last - block)
         for b in range(samples):
             _copy(scratch[0, b, : widths[0]], numbers_BN[block + b])
-        x = _through(scratch, 0, samples, widths, layers, True)
+        x = _through(scratch, 0, samples, widths, layers, relu_before)
         for b in range(samples):
             row = scratch[x, b]
             _copy(vectors[0], row)

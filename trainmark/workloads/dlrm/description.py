@@ -22,6 +22,7 @@ def description(cfg: DlrmRun) -> dict[str, Any]:
         **_crosses(model),
         **_bags(model),
         "bottom_mlp": list(model.bottom_mlp),
+        "bottom_output": model.bottom_output,
         "top_mlp": list(model.top_mlp),
         **_interaction(model),
         "logit_offset": score_offset(cfg),

@@ -160,7 +160,8 @@ def _passes_s(cfg: DlrmRun, rates: Rates, samples: int) -> float:
     hidden = [*model.bottom_mlp, *model.top_mlp[:-1]]
     moved = LOSS * _read_last(model) + BIASES * sum(hidden)
     element = element_bytes(cfg.precision)
-    moved += element * MASKED * model.embedding_dim  # the bottom MLP's last ReLU
+    if model.bottom_output == "relu":
+        moved += element * MASKED * model.embedding_dim
     moved += element * 4 * model.interaction_activations + _moved_for_fp8(cfg)
     return samples * moved / rates.copy
 

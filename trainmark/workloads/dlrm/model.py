@@ -33,7 +33,9 @@ class Dlrm(nn.Module):
     def __init__(self, cfg: DlrmRun) -> None:
         super().__init__()
         model = cfg.model
-        self.bottom = Mlp([model.numerical_features, *model.bottom_mlp], last_relu=True)
+        self.bottom = Mlp(
+            [model.numerical_features, *model.bottom_mlp], last_relu=model.bottom_output == "relu"
+        )
         self.top = Mlp([model.interaction_width, *model.top_mlp], last_relu=False)
         self.bottom.dropout = Dropout(filled(model.dropout), cfg.seed, "dropout", "bottom")
         self.top.dropout = Dropout(filled(model.dropout), cfg.seed, "dropout", "top")

@@ -48,6 +48,8 @@ class Model:
     (rows of the table)^(1/4). Zeros pad narrower rows."""
     bottom_mlp: tuple[Width, ...] = (512, 256, 128)
     """Widths of the bottom MLP; the last one must equal embedding_dim."""
+    bottom_output: Literal["relu", "linear"] = "relu"
+    """What the bottom MLP ends with: a ReLU, as in the published networks, or its last layer."""
     top_mlp: tuple[Width, ...] = (1024, 1024, 512, 256, 1)
     """Widths of the top MLP; the last one must be 1."""
     interaction: Literal["dot", "dcn", "projection", "cat", "dot_and_inputs", "auto"] = "dot"

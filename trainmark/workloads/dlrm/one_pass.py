@@ -55,16 +55,16 @@ def logits_of(config: Mapping[str, Any], weights: Mapping[str, NDArray[np.float3
     places, before, after = cpu_scores.find_tables(tables), packed("bottom"), packed("top")
     dim, crosses = config["bottom_mlp"][-1], config.get("crosses", [])
     shift = np.float32(config.get("logit_offset", 0.0))
-    with_inputs = config.get("interaction", "dot") == "dot_and_inputs"
+    kinds = {
+        "relu_before": config.get("bottom_output", "relu") == "relu",
+        "with_inputs": config.get("interaction", "dot") == "dot_and_inputs",
+    }
 
     def logits(numbers_BN: NDArray[np.float32], ids_BF: NDArray[np.int64]) -> NDArray[np.float32]:
         if crosses:
             of_crosses = [crossed([ids_BF[:, f] for f in cross]) for cross in crosses]
             ids_BF = np.concatenate([ids_BF.T, of_crosses]).T
-        found = cpu_scores.scores(
-            numbers_BN, ids_BF, places, dim, before, after, with_inputs=with_inputs
-        )
-        return found + shift
+        return cpu_scores.scores(numbers_BN, ids_BF, places, dim, before, after, **kinds) + shift
 
     return logits
 

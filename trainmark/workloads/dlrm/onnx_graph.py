@@ -58,11 +58,12 @@ def outputs() -> list[ValueInfoProto]:
 
 
 def _perceptron(graph: Graph, config: Config, tensors: Tensors, mlp: str, x: str) -> str:
-    """Linear layers with ReLUs between them; all but the top one end with a ReLU as well."""
+    """Linear layers with ReLUs between them, and behind the last one where the MLP has it."""
     layers = len(config[f"{mlp.removeprefix('interaction.')}_mlp"])
+    last_relu = config["bottom_output"] == "relu" if mlp == "bottom" else mlp != "top"
     for layer in range(layers):
         x = _linear(graph, tensors, f"{mlp}.{2 * layer}", x)
-        if mlp != "top" or layer < layers - 1:
+        if last_relu or layer < layers - 1:
             x = graph.add("Relu", x)
     return x
 

@@ -172,7 +172,9 @@ def _log(cfg: DlrmRun) -> auto.Log:
         return auto.Log(rows=rows, clicks=round(rows * rate))
     folder = Path(cfg.data)
     try:
-        rows = feature_spec.count_rows(feature_spec.read(folder), folder, "train")
+        spec = feature_spec.read(folder)
+        spec_rules.check(spec)
+        rows = feature_spec.count_rows(spec, folder, "train")
     except InputError:  # said already; or enough to evaluate on
         return common
     rows = max(rows_trained_on(cfg, rows), 1)

@@ -247,9 +247,8 @@ def dlrm_demo() -> DlrmRun:
     """A planted click log that two CPU cores learn in a minute.
 
     1, 2 and 4 ranks, and CPUs and GPUs, agree to its end (docs/parallelism.md), and for that it has
-    no hidden layers: at a hidden ReLU, rounding decides whether a sample passes a gradient or none,
-    and Adagrad gives a rare id's row a whole step of that. Ids have their products, as in the
-    hidden model.
+    no ReLU: there rounding decides whether a sample passes a gradient or none, and Adagrad gives a
+    rare id's row a whole step of that. Ids have their products, as in the hidden model.
     """
     return DlrmRun(
         name="dlrm-demo",
@@ -258,13 +257,14 @@ def dlrm_demo() -> DlrmRun:
             table_rows=planted.CARDINALITIES,
             embedding_dim=16,
             bottom_mlp=(16,),
+            bottom_output="linear",
             top_mlp=(1,),
             init="torchrec",
         ),
         optimizer=Optimizer(name="adagrad", eps=5e-5),
         global_batch=2048,
         eval_batch=16384,
-        lr=0.1,
+        lr=0.15,
         schedule=demo_schedule(782),
         evals_per_epoch=8,
         stop_at_target=False,

@@ -39,7 +39,8 @@ class Dlrm(nn.Module):
 
     def logits(self, numerical_BN: Tensor, ids_BF: Tensor) -> Tensor:
         """Before the sigmoid."""
-        x_BD = self._perceptron("bottom", "bottom_mlp", numerical_BN.float(), last_relu=True)
+        last_relu = self.config.get("bottom_output", "relu") == "relu"
+        x_BD = self._perceptron("bottom", "bottom_mlp", numerical_BN.float(), last_relu=last_relu)
         ids_BF = self._with_crosses(ids_BF.long())
         hotness = self.config.get("hotness") or [1] * len(self.config["table_rows"])
         bags = ids_BF.split(hotness, dim=1)

@@ -149,9 +149,8 @@ def _is_like_measured(cfg: DlrmRun) -> bool:
         and 32 <= model.embedding_dim <= 256
         and 8 <= len(model.table_rows) <= 40
     )
-    return (
-        cluster(cfg) == MEASURED and is_plain(cfg) and is_within and not model.interaction_dropout
-    )
+    has_measured_layers = model.bottom_output == "relu" and not model.interaction_dropout
+    return cluster(cfg) == MEASURED and is_plain(cfg) and is_within and has_measured_layers
 
 
 def constants(cfg: DlrmRun, machine: Machine) -> dict[str, float]:
