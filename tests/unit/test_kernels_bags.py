@@ -30,6 +30,7 @@ from trainmark.kernels.table_formats import FORMATS, Rows, Tables, decode
 
 SAMPLES, HOTNESS = 11, (3, 1, 9)
 CPU = torch.device("cpu")
+NEEDS_NUMBA = pytest.mark.skipif(not INSTALLED, reason="needs numba (extra `fast`)")
 
 
 def bags_beside_a_vector(offsets: tuple[int, ...] = (0, 0, 0), by_sample: bool = True) -> Bags:
@@ -78,7 +79,7 @@ def pooled(kernel: str, ids: Tensor, bags: Bags, tables: Tables, dtype: torch.dt
 KERNELS = [
     pytest.param("pool_rows_triton", marks=interpreted),
     "pool_rows_reference",
-    pytest.param("pool_rows", marks=pytest.mark.skipif(not INSTALLED, reason="needs numba")),
+    pytest.param("pool_rows", marks=NEEDS_NUMBA),
 ]
 
 
@@ -201,3 +202,23 @@ def test_cross_layers_are_plain_torchs(
         cross, "SUM_PROGRAMS", 2
     )  # so that each has several tiles, the last in part
     check_cross_layers(layers, rank, dtype, "cpu", samples=70, width=131)
+
+
+def test_products_of_a_rank_without_samples_are_left_to_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """cuBLASLt refuses such factors."""
+    rows: list[int] = []
+    monkeypatch.setattr(cross.cublaslt, "run", lambda gemm: bool(rows.append(len(gemm.left))))
+    for samples in (0, 3):
+        left, right = torch.ones(samples, 4).bfloat16(), torch.ones(4, 8).bfloat16()
+        found = cross._product_and_sum(left, right, torch.ones(samples, 8).bfloat16())
+        assert torch.equal(found, torch.full((samples, 8), 5.0).bfloat16())
+    assert rows == [3]
+
+
+def test_a_library_without_its_gpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in PyTorch's build for CUDA on any other machine."""
+    monkeypatch.setattr(cross.cublaslt, "library", object)
+    one = torch.ones(8, 8).half()
+    assert not cross.cublaslt.run(cross.Gemm(left=one, right=one, result=one))

@@ -97,7 +97,9 @@ class CrossLayers(torch.autograd.Function):
 
 def _product_and_sum(left_BR: Tensor, right_RN: Tensor, summand_BN: Tensor) -> Tensor:
     """left right + summand, which stays as it is."""
-    if summand_BN.element_size() == 2:  # of 32 bits, torch knows whether TF32 will do
+    # Of 32 bits, torch knows whether TF32 will do; and a rank may have no samples, which only torch
+    # takes for factors.
+    if summand_BN.element_size() == 2 and len(left_BR):
         result_BN, right_NR = torch.empty_like(summand_BN), right_RN.t().contiguous()
         gemm = Gemm(left=left_BR, right=right_NR, result=result_BN, summand=summand_BN)
         if cublaslt.run(gemm):

@@ -125,8 +125,8 @@ class Gemm:
 
 
 def run(gemm: Gemm) -> bool:
-    """Compute it on the current stream. False: the library or an algorithm is missing."""
-    if library() is None:
+    """Compute it on the current stream. False: there is no GPU, library or algorithm for it."""
+    if not gemm.left.is_cuda or library() is None:
         return False
     with torch.cuda.device(gemm.left.device):
         key = gemm.key()
