@@ -10,9 +10,11 @@ THRESHOLD = 3
 
 
 def child_embedded(arguments: argparse.Namespace) -> dict[str, float]:
+    from trainmark import cli
     from trainmark.clicklog import criteo
 
-    return criteo.prepare(_options(arguments, memory=arguments.memory))
+    with cli.doing_without(*cli.NOT_NEEDED):  # as the command does
+        return criteo.prepare(_options(arguments, memory=arguments.memory))
 
 
 def child_spark(arguments: argparse.Namespace) -> dict[str, float]:

@@ -190,7 +190,7 @@ def _prepare(arguments: list[str], started: float) -> None:
         raise unknown("kind of data", kind, PREPARATIONS)
     module = importlib.import_module(PREPARATIONS[kind])
     options = parse(module.Options, rest, f"prepare {kind}")
-    with _doing_without(*(() if getattr(options, "engine", "") == "spark" else NOT_NEEDED)):
+    with doing_without(*(() if getattr(options, "engine", "") == "spark" else NOT_NEEDED)):
         module.prepare(options)
 
 
@@ -200,7 +200,7 @@ together; no preparation on this machine does. It is a fifth of the time that st
 
 
 @contextmanager
-def _doing_without(*packages: str) -> Iterator[None]:
+def doing_without(*packages: str) -> Iterator[None]:
     """Have imports of packages fail that are not loaded yet, as where they are not installed.
 
     None in `sys.modules` would do so, too, but Arrow takes that for a loaded pandas.
