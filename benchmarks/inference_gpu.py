@@ -326,7 +326,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = Options(device=device, tiny=chosen.tiny, requests=chosen.requests)
     file = "inference_tiny" if chosen.tiny else "inference_h200"
     commit = environment(device)[1]["commit"] or chosen.commit
-    rows = {_key(row): {"commit": None} | row for row in common.read_rows(file)}
+    earlier = common.read_rows(file, chosen.output) or common.read_rows(file)
+    rows = {_key(row): {"commit": None} | row for row in earlier}
     for name in chosen.only:
         for row in measure(name, tiny(CASES[name]) if chosen.tiny else CASES[name], options):
             rows[_key(row)] = row | {"commit": commit}

@@ -215,7 +215,8 @@ def main(arguments: list[str] | None = None) -> None:
     scale = TINY if options.tiny else FULL
     name = "llama3_tiny" if options.tiny else options.name
     commit = environment(scale.device)[1]["commit"] or options.commit
-    rows = {row["name"]: {"commit": None} | row for row in common.read_rows(name)}
+    earlier = common.read_rows(name, options.output) or common.read_rows(name)
+    rows = {row["name"]: {"commit": None} | row for row in earlier}
     for case in CASES:
         if case.name in options.only:
             rows[case.name] = measure(case, scale) | {"commit": commit}
