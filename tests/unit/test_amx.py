@@ -21,16 +21,28 @@ def processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("tiles", "avoided"), [(0, True), (1, False), (None, False)])
+def cpuid(monkeypatch: pytest.MonkeyPatch, last: int | None, tiles: int) -> None:
+    """The machine's highest leaf, and what it says of tiles."""
+    monkeypatch.setattr(amx, "_cpuid", {0: last, 0x1D: tiles}.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("last", "tiles", "avoided"),
+    [(0x20, 1, False), (0x20, 0, True), (0x1C, 0, True), (0x1C, 7, True), (None, 0, False)],
+)
 def test_it_is_avoided_only_where_it_has_no_tiles(
-    processors: Path, monkeypatch: pytest.MonkeyPatch, tiles: int | None, avoided: bool
+    processors: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    last: int | None,
+    tiles: int,
+    avoided: bool,
 ) -> None:
-    monkeypatch.setattr(amx, "_cpuid", lambda leaf: tiles)
+    cpuid(monkeypatch, last, tiles)
     assert amx.avoid_missing_amx(processors) == avoided == (SETTING in os.environ)
 
 
 def test_what_a_user_has_set_stays(processors: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amx, "_cpuid", lambda leaf: 0)
+    cpuid(monkeypatch, 0x20, 0)
     monkeypatch.setenv(SETTING, "AVX2")
     assert amx.avoid_missing_amx(processors)
     assert os.environ[SETTING] == "AVX2"
@@ -39,7 +51,7 @@ def test_what_a_user_has_set_stays(processors: Path, monkeypatch: pytest.MonkeyP
 def test_other_processors_are_not_asked(
     processors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(amx, "_cpuid", lambda leaf: 0)
+    cpuid(monkeypatch, 0x20, 0)
     assert not amx.avoid_missing_amx(tmp_path / "none")
     processors.write_text("flags\t\t: fpu avx512f\n")
     assert not amx.avoid_missing_amx(processors)

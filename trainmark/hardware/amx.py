@@ -22,18 +22,28 @@ def avoid_missing_amx(processors: Path = Path("/proc/cpuinfo")) -> bool:
     Returns:
         Whether there was something to avoid.
     """
-    if not _announces_amx(processors) or _cpuid(_TILES) != 0:
+    if not _announces_amx(processors) or _has_tiles():
         return False
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
     return True
 
 
 def _announces_amx(processors: Path) -> bool:
-    if platform.machine() != "x86_64" or not processors.exists():
+    if platform.machine() != "x86_64":
         return False
-    with processors.open() as lines:  # of the first processor only: a server may have hundreds
-        flags = next((line for line in lines if line.startswith("flags")), "")
+    try:
+        with processors.open() as lines:  # of the first processor only: a server may have hundreds
+            flags = next((line for line in lines if line.startswith("flags")), "")
+    except OSError:  # not Linux, or not ours to read
+        return False
     return "amx_tile" in flags.split()
+
+
+def _has_tiles() -> bool:
+    """Whether CPUID describes tiles; so, too, where it cannot be asked. Of leaves behind the last
+    one it would repeat another's."""
+    last = _cpuid(0)
+    return last is None or (last >= _TILES and _cpuid(_TILES) != 0)
 
 
 def _cpuid(leaf: int) -> int | None:
