@@ -212,7 +212,8 @@ def with_file(
         on_other_data: removes what a finished run's configuration took from its data.
     """
     given = read_mapping(path)
-    is_of_a_run = "schema" in given or checksums.KEY in given
+    is_config_json = path.suffix == ".json" and {"name", "workload"} <= given.keys()
+    is_of_a_run = "schema" in given or is_config_json
     if "schema" in given and not isinstance(given.get("config"), dict):
         raise InputError(f"{path} has no 'config': expected the result.json of a run.")
     given = checksums.checked(given, path)

@@ -97,9 +97,10 @@ def test_configuration_files(finished: Path, tmp_path: Path) -> None:
     del older["checksum"]
     assert workloads.named_run("dlrm-demo").model.bottom_output == "linear"
     path = tmp_path / "older.json"
-    path.write_text(json.dumps(older))
-    run, _ = parse_run("train", ["dlrm-demo", "--config", str(path)], TrainOptions)
-    assert to_plain(run) == result(finished)["config"]
+    for content in (older, older["config"]):  # result.json and config.json
+        path.write_text(json.dumps(content))
+        run, _ = parse_run("train", ["dlrm-demo", "--config", str(path)], TrainOptions)
+        assert to_plain(run) == result(finished)["config"]
     assert to_plain(parse_config(older["config"], path)) == result(finished)["config"]
 
 
