@@ -288,6 +288,9 @@ class Definition(Generic[RunT]):
     like_the_earlier: Callable[[RunT, RunT], RunT] = _unchanged
     """(unresolved cfg, cfg of the run that it continues or takes its weights from) -> the first,
     with what these weights decide where nobody chose it."""
+    check_weights: Callable[[RunT, RunT], None] = _none
+    """(cfg, cfg of the run that --from names): refuse, by an `InputError`, weights that would fit
+    but mean something else."""
     candidates: Callable[[RunT, RunT], Mapping[str, RunT]] = _empty_dict
     """(unresolved cfg, the same resolved) -> runs to try, by their flags: training takes the one
     that validates best. Empty where there is nothing to choose."""

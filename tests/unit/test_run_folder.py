@@ -161,6 +161,7 @@ def test_a_raised_target_goes_on_and_forgets_when_the_old_one_was_reached(tmp_pa
         (("--lr", "0.2"), ["lr"]),
         (("--seed", "1", "--optimizer.eps", "1e-6"), ["optimizer.eps", "seed"]),
         (("--global-batch", "256"), ["global_batch"]),  # how it is laid out may change
+        (("--model.bottom-output", "linear"), ["model.bottom_output"]),
     ],
 )
 def test_another_configuration_is_refused(

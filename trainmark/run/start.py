@@ -56,7 +56,10 @@ def find(options: TrainOptions, cfg: Run) -> Start | None:
             raise InputError("--with-optimizer needs --from RUN, whose optimiser state to take.")
         return None
     path = find_checkpoint(options.weights_from)
-    return Start(path=path, with_optimizer=options.with_optimizer, grown=_grown(path, cfg))
+    earlier = _earlier(path, cfg)
+    if earlier is not None:
+        workloads.definition(cfg).check_weights(cfg, earlier)
+    return Start(path=path, with_optimizer=options.with_optimizer, grown=_grown(earlier, cfg))
 
 
 def like_the_earlier(options: TrainOptions, output: Path, cfg: Run) -> Run:
@@ -81,10 +84,10 @@ def _earlier(checkpoint: Path, cfg: Run) -> Run | None:
     return earlier
 
 
-def _grown(checkpoint: Path, cfg: Run) -> Mapping[str, int]:
-    earlier, definition = _earlier(checkpoint, cfg), workloads.definition(cfg)
+def _grown(earlier: Run | None, cfg: Run) -> Mapping[str, int]:
     if cfg.data is None or earlier is None:
         return {}
+    definition = workloads.definition(cfg)
     grown = definition.grown_tables(earlier, cfg.data)
     if not grown:
         definition.check_data(earlier, cfg.data)

@@ -154,12 +154,6 @@ def fit(cfg: DlrmRun, log: Log) -> DlrmRun:
 
 def like_the_earlier(cfg: DlrmRun, earlier: DlrmRun) -> DlrmRun:
     """The run with the network of the run that its weights come from, unless another was chosen."""
-    trained, asked_for = earlier.model.bottom_output, cfg.model.bottom_output
-    if trained != asked_for:  # every weight would fit
-        raise InputError(
-            f"The weights to begin with were trained with model.bottom_output {trained}. Received: "
-            f"{asked_for}. Give --model.bottom-output {trained}."
-        )
     if cfg.model.interaction != "auto":
         return cfg
     names = ("interaction", "cross_layers", "cross_rank", "branch1_mlp", "branch2_mlp")

@@ -7,7 +7,13 @@ from typing import Any
 from trainmark.contract import Definition, Exporter, Workload
 from trainmark.scoring import EncodedFiles, RawFiles, ScoredRows, Scorer, Served
 from trainmark.workloads.dlrm import auto, fitted, plan, runs, sizes
-from trainmark.workloads.dlrm.resolve import check_data, grown_tables, on_other_data, resolve
+from trainmark.workloads.dlrm.resolve import (
+    check_data,
+    check_weights,
+    grown_tables,
+    on_other_data,
+    resolve,
+)
 from trainmark.workloads.dlrm.runs import DlrmRun
 
 
@@ -59,6 +65,7 @@ DLRM = Definition(
     check_data=check_data,
     encode_files=_encode_files,
     like_the_earlier=auto.like_the_earlier,
+    check_weights=check_weights,
     candidates=auto.candidates,
     grown_tables=grown_tables,
     best_possible=lambda cfg: cfg.best_auc,

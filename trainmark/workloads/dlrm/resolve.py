@@ -265,6 +265,16 @@ def check_data(cfg: DlrmRun, data: str) -> None:
         identity.check(cfg.dataset, Path(data), cfg.data)
 
 
+def check_weights(cfg: DlrmRun, earlier: DlrmRun) -> None:
+    """Refuse weights of a network that differs in what no tensor's shape shows."""
+    trained, asked_for = earlier.model.bottom_output, cfg.model.bottom_output
+    if trained != asked_for:
+        raise InputError(
+            f"The weights to begin with were trained with model.bottom_output {trained}. Received: "
+            f"{asked_for}. Give --model.bottom-output {trained}."
+        )
+
+
 def grown_tables(cfg: DlrmRun, data: str) -> dict[str, int]:
     """Tables that are larger in a dataset that extends a run's -> their rows in the run."""
     if data == SYNTHETIC or not identity.extends(cfg.dataset, Path(data)):
