@@ -168,8 +168,12 @@ def test_a_failure_says_where(stand_in: StandIn) -> None:
         cublaslt.run(Gemm(left=one, right=one, result=one))
 
 
-def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_without_the_library_or_a_gpu(monkeypatch: pytest.MonkeyPatch, has_gpu: bool) -> None:
     monkeypatch.setattr(torch.version, "cuda", "999.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    if not has_gpu:
+        monkeypatch.setattr(cublaslt.ctypes, "CDLL", object)  # the library of a build for CUDA
     cublaslt.library.cache_clear()
     one = torch.ones(1, 1)
     assert not cublaslt.run(Gemm(left=one, right=one, result=one))

@@ -125,8 +125,8 @@ class Gemm:
 
 
 def run(gemm: Gemm) -> bool:
-    """Compute it on the current stream. False: there is no GPU, library or algorithm for it."""
-    if not gemm.left.is_cuda or library() is None:
+    """Compute it on the current stream. False: the library or an algorithm is missing."""
+    if library() is None:
         return False
     with torch.cuda.device(gemm.left.device):
         key = gemm.key()
@@ -248,8 +248,8 @@ _ARGUMENTS: dict[str, list[Any]] = {
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The cuBLASLt that this torch was built for; None without CUDA."""
-    if torch.version.cuda is None:
+    """The cuBLASLt that this torch was built for; None without a GPU."""
+    if torch.version.cuda is None or not torch.cuda.is_available():
         return None
     try:
         return ctypes.CDLL(f"libcublasLt.so.{torch.version.cuda.split('.')[0]}")
