@@ -68,7 +68,8 @@ def two_stores(dim: int, dtype: torch.dtype, device: str, features: int) -> Tabl
 @triton.jit
 def _bits_kernel(rows, key, out, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore
     row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
-    bits = rounding.bits_of_rows(tl.load(key), tl.load(rows + row), column)
+    stream = rounding.mixed(tl.load(key).to(tl.uint32))
+    bits = rounding.bits_of_rows(stream, tl.load(rows + row), column)
     place = row[:, None] * COLUMNS + column[None, :]
     tl.store(out + place, bits.to(tl.int32, bitcast=True))
 

@@ -19,7 +19,6 @@ from trainmark.kernels import pool_rows as pooling
 from trainmark.kernels.compiled import INSTALLED
 from trainmark.kernels.pool_rows import BagBlock, Bags
 from trainmark.kernels.sparse_update import (
-    STATE_KEY,
     Rule,
     SortedRows,
     sort_rows,
@@ -184,7 +183,6 @@ def test_small_squares_add_up_in_bf16_by_chance_alone(update: object) -> None:
 def test_both_updates_round_the_state_alike() -> None:
     states = [state_after(u, 5, 3, 0.37) for u in (update_rows_triton, update_rows_reference)]
     assert torch.equal(*states)
-    assert STATE_KEY % 2  # state and weights of one row are rounded by other bits
 
 
 # --- cross layers

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainmark.kernels.rounding import random_bits, round_stochastically
+from trainmark.kernels.rounding import other_bits, random_bits, round_stochastically
 from trainmark.kernels.table_formats import (
     FORMATS,
     LARGEST_CODE,
@@ -60,6 +60,19 @@ def test_neighbours_are_independent(neighbour: str) -> None:
     assert (agree - 0.5).abs().max().item() < 5 * deviation
     together = torch.corrcoef(torch.stack([here.flatten(), other.flatten()]).double())[0, 1]
     assert abs(together.item()) < 5 / here.numel() ** 0.5
+
+
+@pytest.mark.parametrize("shift", [0, 8, 16])
+def test_the_other_bits_tell_nothing_of_16_that_are_known(shift: int) -> None:
+    """Neither bit by bit nor, as rounding uses them, as numbers."""
+    drawn = random_bits(key(3), torch.arange(4000), 64)
+    known, others = drawn >> shift & 0xFFFF, other_bits(drawn)
+    assert others.min() >= 0
+    assert others.max() < 2**16
+    agree = torch.stack([((known ^ others) >> bit & 1 == 0).double().mean() for bit in range(16)])
+    assert (agree - 0.5).abs().max().item() < 5 * 0.5 / known.numel() ** 0.5
+    both = torch.stack([known.flatten(), others.flatten()]).double()
+    assert abs(torch.corrcoef(both)[0, 1].item()) < 5 / known.numel() ** 0.5
 
 
 def test_bits_depend_on_nothing_but_key_row_and_column() -> None:
@@ -176,7 +189,8 @@ def test_small_updates_need_stochastic_rounding(name: str) -> None:
         for update in range(updates):
             values = read_rows(rows, ids)
             values[:, 1:] -= step  # the first weight holds an 8-bit row's scale in place
-            write_rows(rows, ids, values, key(update) if stochastic else None)
+            drawn = random_bits(key(update), ids, dim) if stochastic else None
+            write_rows(rows, ids, values, drawn)
         moved[stochastic] = (start - read_rows(rows, ids))[:, 1:].mean().item()
     assert moved[True] == pytest.approx(updates * step, rel=0.1)
     assert moved[False] == pytest.approx(0, abs=updates * step * 0.01)

@@ -63,6 +63,12 @@ def round_to_integer(values: Tensor, bits: Tensor) -> Tensor:
     return below + (uniform < values - below)
 
 
+def other_bits(bits: Tensor) -> Tensor:
+    """16 more random bits, of the same 32: any 16 of those, if the rest is unknown, tell nothing
+    of them."""
+    return _shifted(bits * signed(SPREAD), 16)
+
+
 def mix(x: Tensor) -> Tensor:
     """An int32 mixer in which every bit of the input moves about half of the output's."""
     for shift, factor in MIXER:
@@ -96,11 +102,15 @@ if triton is not None:
         return x ^ (x >> 16)
 
     @triton.jit
-    def bits_of_rows(key, rows, columns):
-        """[rows, columns] uint32, from int64 rows and int32 columns."""
+    def bits_of_rows(stream, rows, columns):
+        """[rows, columns] uint32, from a mixed key, int64 rows and int32 columns."""
         low, high = rows.to(tl.uint32), (rows >> 32).to(tl.uint32)
-        streams = mixed(mixed(key.to(tl.uint32)) + low * 0x9E3779B1 + high * 0x85EBCA77)
+        streams = mixed(stream + low * 0x9E3779B1 + high * 0x85EBCA77)
         return mixed(streams[:, None] + columns.to(tl.uint32)[None, :] * 0x9E3779B1)
+
+    @triton.jit
+    def other_16_bits(bits):
+        return (bits * 0x9E3779B1) >> 16
 
     @triton.jit
     def rounded_to_integer(values, bits):
@@ -120,7 +130,8 @@ if triton is not None:
         if dtype == tl.int8:
             return rounded_to_integer(values, bits)
         elif dtype == tl.bfloat16:
-            return shortened(values, bits, 16)
+            raised = values.to(tl.uint32, bitcast=True) + (bits & 0xFFFF)
+            return (raised >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
         elif dtype == tl.float16:
             tiny = rounded_to_integer(values * 16777216.0, bits) * (1.0 / 16777216)
             return tl.where(tl.abs(values) < 1.0 / 16384, tiny, shortened(values, bits, 13))

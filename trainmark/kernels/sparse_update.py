@@ -24,6 +24,7 @@ from typing import Any, Literal, no_type_check
 import torch
 from torch import Tensor
 
+from trainmark.kernels.rounding import other_bits, random_bits
 from trainmark.kernels.table_formats import (
     LARGEST_CODE,
     SMALLEST_ROW,
@@ -35,7 +36,6 @@ from trainmark.kernels.table_formats import (
 from trainmark.kernels.triton_here import tl, triton
 
 RuleName = Literal["sgd", "rowwise_adagrad", "adagrad"]
-STATE_KEY = 0x51ED27  # added to the key by which a row's state is rounded
 
 
 @dataclass(frozen=True)
@@ -110,14 +110,15 @@ def update_rows_reference(
     sums.index_add_(0, group_N, grads_ND[batch.places_N[there_N]].float())
     sums *= factor
     step = sums * lr
+    bits = None if key is None else random_bits(key, distinct, sums.shape[1])
     if state is not None:
         squares = sums.square() if rule.name == "adagrad" else sums.square().mean(1, keepdim=True)
         of_rows = Rows(state.view(len(state), -1))
         total = read_rows(of_rows, distinct) + squares
-        write_rows(of_rows, distinct, total, None if key is None else key + STATE_KEY)
+        write_rows(of_rows, distinct, total, None if bits is None else other_bits(bits))
         step /= total.sqrt() + rule.eps
     kept = read_rows(rows, distinct) * (1 - lr * rule.weight_decay)
-    write_rows(rows, distinct, kept - step, key)
+    write_rows(rows, distinct, kept - step, bits)
 
 
 # --- Triton
@@ -170,7 +171,6 @@ def update_rows_triton(
         "LARGEST_CODE": LARGEST_CODE.get(rows.codes.dtype, 0.0),
         "SMALLEST_ROW": SMALLEST_ROW,
         "BY_CHANCE": key is not None,
-        "STATE_KEY": STATE_KEY,
         "D": D,
         "COLUMNS": next_power_of_2(D),
         "BLOCK": launch.block,
@@ -190,7 +190,12 @@ def update_rows_triton(
 
 
 if triton is not None:
-    from trainmark.kernels.rounding import bits_of_rows, rounded_stochastically
+    from trainmark.kernels.rounding import (
+        bits_of_rows,
+        mixed,
+        other_16_bits,
+        rounded_stochastically,
+    )
     from trainmark.kernels.table_formats import store_rows
 
     @triton.jit
@@ -205,12 +210,15 @@ if triton is not None:
 
     @triton.jit
     def _update_row(
-        codes, scales, state, key, row, column, old, old_state, sums, lr, eps, kept,
+        codes, scales, state, stream, row, column, old, old_state, sums, lr, eps, kept,
         RULE: tl.constexpr, DECAYS: tl.constexpr, D: tl.constexpr,
         LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr, BY_CHANCE: tl.constexpr,
-        STATE_KEY: tl.constexpr,
     ):  # fmt: skip
         """Apply the rule to a row whose weights and state are `old` and `old_state`."""
+        one = tl.zeros([1], tl.int64)
+        bits = tl.zeros([1, 1], tl.uint32)
+        if BY_CHANCE:  # one hash for weights and state: this kernel has little time to compute
+            bits = bits_of_rows(stream, row + one, column)
         # Square roots and quotients are Triton's quick ones, off by an ulp or two.
         if RULE == "sgd":
             step = sums * lr
@@ -222,16 +230,15 @@ if triton is not None:
             total = old_state + sums * sums
             kept_total = total
             if BY_CHANCE and state.dtype.element_ty != tl.float32:
-                bits = bits_of_rows(tl.load(key) + STATE_KEY, row + tl.zeros([1], tl.int64), column)
-                kept_total = rounded_stochastically(total, bits, state.dtype.element_ty)
+                others = other_16_bits(bits)
+                kept_total = rounded_stochastically(total, others, state.dtype.element_ty)
             kept_total = kept_total.to(state.dtype.element_ty)
             tl.store(state + row * D + column[None, :], kept_total, (column < D)[None, :])
             step = sums * lr / (tl.sqrt(total) + eps)
         if DECAYS:  # known to the compiler: without it, not a bit is another
             old = old * kept
-        one = tl.zeros([1], tl.int64)
         store_rows(
-            codes, scales, row + one, one == 0, column, old - step, key,
+            codes, scales, row + one, one == 0, column, old - step, bits,
             D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE,
         )  # fmt: skip
 
@@ -254,7 +261,7 @@ if triton is not None:
         scalars, codes, scales, state, key, eps, weight_decay,
         RULE: tl.constexpr, DECAYS: tl.constexpr,
         LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr, BY_CHANCE: tl.constexpr,
-        STATE_KEY: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr,
+        D: tl.constexpr, COLUMNS: tl.constexpr,
         BLOCK: tl.constexpr, BLOCKS: tl.constexpr, SUMS: tl.constexpr,
     ):  # fmt: skip
         """One piece of the sorted list or, with `SUMS`, of the sums that were set aside.
@@ -264,6 +271,9 @@ if triton is not None:
         factor, is_open = tl.load(scalars + 1), tl.load(scalars + 2) != 0
         lr = tl.load(scalars) * (factor if RULE == "sgd" else 1.0)
         kept = 1.0 - tl.load(scalars) * weight_decay
+        stream = tl.zeros([], tl.uint32)
+        if BY_CHANCE:
+            stream = mixed(tl.load(key).to(tl.uint32))
         program = tl.program_id(0).to(tl.int64)
         begin = program * (BLOCK * BLOCKS)
         on_the_left = _row_of(tl.load(listed + begin - 1, begin > 0, -1), SUMS)
@@ -332,9 +342,9 @@ if triton is not None:
                     if LARGEST_CODE > 0:
                         weights = weights * old_scales[i]
                     _update_row(
-                        codes, scales, state, key, row, column, weights, old_state[i],
+                        codes, scales, state, stream, row, column, weights, old_state[i],
                         total if RULE == "sgd" else total * factor, lr, eps, kept,
-                        RULE, DECAYS, D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE, STATE_KEY,
+                        RULE, DECAYS, D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE,
                     )  # fmt: skip
                 if sets_aside[i]:
                     slot = program * 2

@@ -97,9 +97,8 @@ def read_rows(rows: Rows, ids_N: Tensor) -> Tensor:
     return decode(Rows(_plain(rows.codes)[ids_N].view(rows.codes.dtype), scales))
 
 
-def write_rows(rows: Rows, ids_N: Tensor, values_ND: Tensor, key: Tensor | None = None) -> None:
-    """Store fp32 values in distinct rows: rounded stochastically with `key`, else to nearest."""
-    bits_ND = None if key is None else rounding.random_bits(key, ids_N, values_ND.shape[1])
+def write_rows(rows: Rows, ids_N: Tensor, values_ND: Tensor, bits_ND: Tensor | None = None) -> None:
+    """Store fp32 values in distinct rows: rounded stochastically with bits, else to nearest."""
     new = encode(values_ND, rows.codes.dtype, bits_ND)
     _plain(rows.codes)[ids_N] = _plain(new.codes)
     if rows.scales is not None and new.scales is not None:
@@ -135,7 +134,7 @@ def kernel_arguments(tables: Tables) -> dict[str, Any]:
 
 
 if triton is not None:
-    from trainmark.kernels.rounding import bits_of_rows, rounded_stochastically
+    from trainmark.kernels.rounding import rounded_stochastically
 
     @triton.jit
     def load_rows(codes, scales, row, wanted, column, D: tl.constexpr, SCALED: tl.constexpr):
@@ -169,7 +168,7 @@ if triton is not None:
 
     @triton.jit
     def store_rows(
-        codes, scales, row, wanted, column, values, key,
+        codes, scales, row, wanted, column, values, bits,
         D: tl.constexpr, LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr,
         BY_CHANCE: tl.constexpr,
     ):  # fmt: skip
@@ -186,7 +185,6 @@ if triton is not None:
             tl.store(scales + row, scale, wanted)
             values = tl.clamp(values * inverse[:, None], -LARGEST_CODE, LARGEST_CODE)
         if dtype != tl.float32 and BY_CHANCE:
-            bits = bits_of_rows(tl.load(key), row, column)
             values = rounded_stochastically(values, bits, dtype)
         elif dtype == tl.int8:
             values = tl.floor(values + 0.5)  # a half goes up; in torch, to the even number

@@ -53,8 +53,9 @@ def gated_step(optimizer: Optimizer, lr: float, gate: Tensor) -> None:
     else:
         # Adagrad: a step with zero gradients changes nothing.
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        is_closed = gate == 0
         for gradient in (p.grad for p in parameters if p.grad is not None):
-            gradient.copy_(torch.where(gate > 0, gradient, torch.zeros_like(gradient)))
+            gradient.masked_fill_(is_closed, 0.0)
         optimizer.step()
 
 
