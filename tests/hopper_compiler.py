@@ -110,9 +110,16 @@ def compile_bags(dim: int, tables: Tables, dtype: torch.dtype) -> None:
 
 def compile_cross_layers(dtype: torch.dtype) -> None:
     x = torch.empty(4096, 3456, dtype=dtype)
-    cross_layers._crossed(x, x, x)
-    cross_layers._cross_gradients([x], x)
-    cross_layers._cross_gradients([x] * 3, x, [x] * 3)
+    cross_layers.has_kernel = lambda x: True
+    inputs, gradients = (
+        fp8_codes.Codes(torch.empty_like(x, dtype=kind), torch.empty(()))
+        for kind in (fp8_codes.CODES, fp8_codes.GRADIENTS)
+    )
+    cross_layers.crossed(x, x, x)
+    cross_layers.crossed(x, x, x, inputs)
+    for codes in (None, gradients):
+        for layer in (0, 1):
+            cross_layers.gradients_of_layer(layer, [x] * 3, x, [x] * 3, codes)
 
 
 def compile_updates(
@@ -163,6 +170,7 @@ def compile_fp8_layers() -> None:
     gradient, scale = torch.empty(4096, 512, dtype=torch.bfloat16), torch.empty(())
     fp8_codes._quantize(gradient, scale, fp8_codes.CODES)
     fp8_codes._quantize(gradient.float(), scale, fp8_codes.CODES)
+    fp8_codes._quantize_rows(gradient, scale, gradient.to(fp8_codes.CODES))
     fp8_codes._quantize_masked(gradient, gradient, scale)
     fp8_codes._mask_codes(gradient.to(fp8_codes.GRADIENTS), gradient.to(fp8_codes.CODES), scale)
 

@@ -149,8 +149,8 @@ def test_a_perceptron_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     monkeypatch.setattr(kernel, "SMALL_LAYER", 1000)
     calls = []
-    product = kernel._gemm
-    monkeypatch.setattr(kernel, "_gemm", lambda *a, **k: calls.append(a) or product(*a, **k))
+    product = kernel.gemm
+    monkeypatch.setattr(kernel, "gemm", lambda *a, **k: calls.append(a) or product(*a, **k))
     mlp = Mlp([32, 64, 32, 24, 1], last_relu=False)
     mlp.fused_dtype, mlp.fp8 = torch.bfloat16, True
     x = torch.randn(512, 32)

@@ -8,6 +8,7 @@ Shapes: B samples, N width of x, R rank.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn.functional import linear
 
 from trainmark.kernels import cublaslt
 from trainmark.kernels.cublaslt import Gemm
+from trainmark.kernels.fp8_codes import Codes
 from trainmark.kernels.relu_mlp import cast_together, column_sums, weight_gradient
 from trainmark.kernels.triton_here import tl, triton
 
@@ -79,18 +81,15 @@ class CrossLayers(torch.autograd.Function):
         of_outputs = [grads[0].contiguous()]  # of those layers that have one already
         of_ups, of_biases, of_downs = [], [], []
         for layer in reversed(range(layers)):
-            if layer > 0:
-                of_up_BN, of_bias, of_x_BN = _cross_gradients(of_outputs[:1], inputs[0])
-            else:
-                of_up_BN, of_bias, of_x_BN = _cross_gradients(of_outputs, inputs[0], outputs)
-            of_biases.append(of_bias)
-            of_ups.append(weight_gradient(of_up_BN, lows[layer] if downs else inputs[layer]))
-            of_low_BR = of_up_BN @ ups[layer]
+            found = gradients_of_layer(layer, of_outputs, inputs[0], outputs)
+            of_biases.append(found.of_bias_N)
+            of_ups.append(weight_gradient(found.of_up_BN, lows[layer] if downs else inputs[layer]))
+            of_low_BR = found.of_up_BN @ ups[layer]
             if downs:
                 of_downs.append(weight_gradient(of_low_BR, inputs[layer]))
-                of_outputs.insert(0, _product_and_sum(of_low_BR, downs[layer], of_x_BN))
+                of_outputs.insert(0, _product_and_sum(of_low_BR, downs[layer], found.of_x_BN))
             else:
-                of_outputs.insert(0, of_low_BR.add_(of_x_BN))
+                of_outputs.insert(0, of_low_BR.add_(found.of_x_BN))
         of_first_BN = of_outputs[0]
         return (of_first_BN, None, *reversed(of_ups), *reversed(of_biases), *reversed(of_downs))
 
@@ -121,7 +120,7 @@ def _forward(
         outputs.append(up_BN)
         if downs:
             lows.append(low_BR)
-        x_BN = _crossed(x_BN, first_BN, up_BN)
+        x_BN = crossed(x_BN, first_BN, up_BN)
     return x_BN, [*inputs, *lows, *outputs], [*ups, *downs]
 
 
@@ -138,34 +137,85 @@ def _in_turn(saved: list[Tensor], layers: int) -> list[list[Tensor]]:
 TILE, SUM_ROWS, SUM_COLUMNS, SUM_PROGRAMS = 8192, 16, 128, 512
 
 
-def _crossed(x_BN: Tensor, first_BN: Tensor, up_BN: Tensor) -> Tensor:
-    """x + first * up."""
+def crossed(x_BN: Tensor, first_BN: Tensor, up_BN: Tensor, codes: Codes | None = None) -> Tensor:
+    """x + first * up; fills its codes, too."""
+    if not has_kernel(x_BN):
+        result_BN = torch.addcmul(x_BN, first_BN, up_BN)
+        if codes is not None:
+            codes.fill(result_BN)
+        return result_BN
     result_BN, count = torch.empty_like(x_BN), x_BN.numel()
-    _crossed_kernel[(-(-count // TILE),)](
-        x_BN, first_BN, up_BN, result_BN, count, TILE=TILE, num_warps=8
-    )
+    tile = TILE if codes is None else TILE // 2  # more does not fit the registers
+    _crossed_kernel[(-(-count // tile),)](
+        x_BN, first_BN, up_BN, result_BN, *_code_arguments(codes, x_BN), count,
+        LARGEST=_largest(codes), TILE=tile, num_warps=8,
+    )  # fmt: skip
     return result_BN
 
 
-def _cross_gradients(
-    of_outputs: Sequence[Tensor], first_BN: Tensor, ups: Sequence[Tensor] = ()
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Of x + first * up: the gradient of `up`; its sum over the batch, in fp32; and that of x.
+@dataclass(frozen=True)
+class LayerGradients:
+    """Of x + first * up."""
 
-    In the first layer x is `first`, too: its gradient is all of that of `first`, but for what comes
-    through this layer's `up`.
+    of_up_BN: Tensor
+    of_bias_N: Tensor
+    """That of `up` summed over the batch, in fp32."""
+    of_x_BN: Tensor
+    """In the first layer x is `first`, too: all of that of `first`, but for what comes through this
+    layer's `up`."""
+
+
+def gradients_of_layer(
+    layer: int,
+    of_outputs: Sequence[Tensor],
+    first_BN: Tensor,
+    ups: Sequence[Tensor],
+    codes: Codes | None = None,
+) -> LayerGradients:
+    """What a layer's elementwise part passes back.
 
     Args:
-        of_outputs: gradients of what this layer and, if it is the first, all later ones give.
-        ups: of these layers, if it is the first.
+        layer: its place.
+        of_outputs: gradients of what this layer and all later ones give.
+        ups: of all layers.
+        codes: to fill, of the gradient of `up`.
     """
+    is_first = layer == 0
+    of_outputs, ups = (of_outputs, ups) if is_first else (of_outputs[:1], ())
+    if not has_kernel(first_BN):
+        return _gradients_reference(of_outputs, first_BN, ups, codes)
     of_up_BN, sums = torch.empty_like(first_BN), _new_sums(first_BN)
-    of_x_BN = torch.empty_like(first_BN) if ups else of_outputs[0]
+    of_x_BN = torch.empty_like(first_BN) if is_first else of_outputs[0]
     _cross_gradients_kernel[(len(sums), -(-sums.shape[1] // SUM_COLUMNS))](
-        tuple(of_outputs), tuple(ups or of_outputs), first_BN, of_up_BN, of_x_BN, sums,
-        *first_BN.shape, LAYERS=len(ups), ROWS=SUM_ROWS, COLUMNS=SUM_COLUMNS,
+        tuple(of_outputs), tuple(ups or of_outputs), first_BN, of_up_BN, of_x_BN,
+        *_code_arguments(codes, first_BN), sums, *first_BN.shape,
+        LAYERS=len(ups), LARGEST=_largest(codes), ROWS=SUM_ROWS, COLUMNS=SUM_COLUMNS,
     )  # fmt: skip
-    return of_up_BN, column_sums(sums), of_x_BN
+    return LayerGradients(of_up_BN, column_sums(sums), of_x_BN)
+
+
+def _gradients_reference(
+    of_outputs: Sequence[Tensor], first_BN: Tensor, ups: Sequence[Tensor], codes: Codes | None
+) -> LayerGradients:
+    of_up_BN = of_outputs[0] * first_BN
+    if codes is not None:
+        codes.fill(of_up_BN)
+    of_x_BN = of_outputs[0].float()
+    for of_output_BN, up_BN in zip(of_outputs, ups, strict=False):
+        of_x_BN = of_x_BN + of_output_BN.float() * up_BN
+    return LayerGradients(
+        of_up_BN, of_up_BN.sum(0, dtype=torch.float32), of_x_BN.to(first_BN.dtype)
+    )
+
+
+def _code_arguments(codes: Codes | None, any_BN: Tensor) -> tuple[Tensor, Tensor]:
+    """Without codes, what is not looked at."""
+    return (any_BN, any_BN) if codes is None else (codes.codes, codes.scale)
+
+
+def _largest(codes: Codes | None) -> float:
+    """The largest code; 0: there are none."""
+    return 0.0 if codes is None else torch.finfo(codes.codes.dtype).max
 
 
 def _new_sums(x_BN: Tensor) -> Tensor:
@@ -175,19 +225,25 @@ def _new_sums(x_BN: Tensor) -> Tensor:
 
 
 if triton is not None:
+    from trainmark.kernels.fp8_codes import to_fp8
 
     @triton.jit
-    def _crossed_kernel(x, first, up, result, count, TILE: tl.constexpr):
+    def _crossed_kernel(
+        x, first, up, result, codes, scale, count, LARGEST: tl.constexpr, TILE: tl.constexpr
+    ):
         place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
         inside = place < count
         added = tl.load(first + place, inside).to(tl.float32) * tl.load(up + place, inside)
         value = tl.load(x + place, inside).to(tl.float32) + added
         tl.store(result + place, value.to(result.dtype.element_ty), inside)
+        if LARGEST > 0:
+            code = to_fp8(value, tl.load(scale), LARGEST, codes.dtype.element_ty)
+            tl.store(codes + place, code, inside)
 
     @triton.jit
     def _cross_gradients_kernel(
-        of_outputs, ups, first, of_up, of_first, sums, B, N,
-        LAYERS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+        of_outputs, ups, first, of_up, of_first, codes, scale, sums, B, N,
+        LAYERS: tl.constexpr, LARGEST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     ):  # fmt: skip
         column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -199,6 +255,9 @@ if triton is not None:
             value = of_x * tl.load(first + place, inside, other=0.0)
             tl.store(of_up + place, value.to(of_up.dtype.element_ty), inside)
             total += value
+            if LARGEST > 0:
+                code = to_fp8(value, tl.load(scale), LARGEST, codes.dtype.element_ty)
+                tl.store(codes + place, code, inside)
             if LAYERS > 0:  # all of them, since this is the first
                 together = of_x + of_x * tl.load(ups[0] + place, inside, other=0.0)
                 for layer in tl.static_range(1, LAYERS):

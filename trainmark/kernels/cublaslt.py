@@ -48,7 +48,7 @@ _TYPES = {
 }
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _COMPUTE_32F = 68
-_NO_EPILOGUE, _RELU_BIAS = 1, 6
+_NO_EPILOGUE, _BIAS, _RELU_BIAS = 1, 4, 6
 _NOT_SUPPORTED = 15
 
 
@@ -91,13 +91,14 @@ class _Found(ctypes.Structure):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Gemm:
     """result[R, C] = left[R, K] @ right[C, K]^T + summand[R, C]; with a bias [C], then
-    relu(result + bias). A summand has the result's type."""
+    relu(result + bias), or without `relu` result + bias. A summand has the result's type."""
 
     left: Tensor
     right: Tensor
     result: Tensor
     summand: Tensor | None = None
     bias: Tensor | None = None
+    relu: bool = True
     scales: tuple[Tensor | None, Tensor | None] = (None, None)
     """What to multiply fp8 factors by, the left one's first: fp32, on the device; None: 1."""
     fast: bool = False
@@ -115,7 +116,7 @@ class Gemm:
             self.left.device,
             self.fast,
             self.summand is None,
-            None if self.bias is None else self.bias.dtype,
+            None if self.bias is None else (self.bias.dtype, self.relu),
             tuple(scale is None for scale in self.scales),
             *((tensor.shape, tensor.dtype, _alignment(tensor)) for tensor in tensors),
         )
@@ -142,7 +143,8 @@ class Plan:
         self._descriptor = c_void_p()
         _call("MatmulDescCreate", byref(self._descriptor), _COMPUTE_32F, _TYPES[torch.float32])
         self._set(_Setting.TRANSPOSE_A, c_int32(1))
-        self._set(_Setting.EPILOGUE, c_uint32(_NO_EPILOGUE if gemm.bias is None else _RELU_BIAS))
+        with_bias = _RELU_BIAS if gemm.relu else _BIAS
+        self._set(_Setting.EPILOGUE, c_uint32(_NO_EPILOGUE if gemm.bias is None else with_bias))
         if gemm.bias is not None:
             self._set(_Setting.BIAS_TYPE, c_int32(_TYPES[gemm.bias.dtype]))
         if gemm.fast:

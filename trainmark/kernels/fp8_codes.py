@@ -80,6 +80,21 @@ def quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tens
     return _quantize(x, scale, dtype)
 
 
+@dataclass(frozen=True)
+class Codes:
+    """fp8 numbers in rows alone."""
+
+    codes: Tensor
+    scale: Tensor
+    """What to multiply them by."""
+
+    def fill(self, x: Tensor) -> None:
+        if self.codes.is_cuda:
+            _quantize_rows(x, self.scale, self.codes)
+        else:
+            self.codes.copy_(cut_off(x.float() / self.scale, self.codes.dtype))
+
+
 def quantize_masked(
     gradient_BN: Tensor, output_BN: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -98,7 +113,7 @@ def mask_codes(codes_BN: Tensor, output_BN: Tensor, scale: Tensor) -> Flipped:
 #
 # Sums over the batch are taken by each program and added up afterwards, always in the same order.
 
-TILE_ROWS, TILE_COLUMNS = 128, 64
+TILE, TILE_ROWS, TILE_COLUMNS = 8192, 128, 64
 ROW_PROGRAMS = 128  # with sums: each takes every so many-th tile of rows
 WORD_ROWS, WORD_COLUMNS = 16, 64  # of 4 x 4 codes
 
@@ -114,6 +129,13 @@ def _quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Ten
         TILE_ROWS=TILE_ROWS, TILE_COLUMNS=TILE_COLUMNS, num_warps=8,
     )  # fmt: skip
     return codes, flipped
+
+
+def _quantize_rows(x: Tensor, scale: Tensor, codes: Tensor) -> None:
+    x, count = x.contiguous(), x.numel()
+    _quantize_rows_kernel[(-(-count // TILE),)](
+        x, scale, codes, count, LARGEST=torch.finfo(codes.dtype).max, TILE=TILE, num_warps=8
+    )
 
 
 def _quantize_masked(
@@ -171,10 +193,10 @@ if triton is not None:
                 is_open = tl.load(relu_output + place, inside, other=0.0) > 0
                 value = tl.where(is_open, value, 0.0)
                 total += value.to(tl.float32)
-            tl.store(codes + place, _to_fp8(value, factor, LARGEST, dtype), inside)
+            tl.store(codes + place, to_fp8(value, factor, LARGEST, dtype), inside)
             # Flipped in 16 bits: of codes that are stored in rows and flipped as well, ptxas 12.8
             # (that of Triton 3.6) reads some from a register that it never wrote.
-            code_flipped = _to_fp8(tl.trans(value), factor, LARGEST, dtype)
+            code_flipped = to_fp8(tl.trans(value), factor, LARGEST, dtype)
             place_flipped = column[:, None].to(tl.int64) * steps + row[None, :]
             inside_flipped = (column[:, None] < N) & (row[None, :] < steps)
             tl.store(flipped + place_flipped, code_flipped, inside_flipped)
@@ -183,7 +205,17 @@ if triton is not None:
             tl.store(place_of_sums, tl.sum(total, axis=0), column < N)
 
     @triton.jit
-    def _to_fp8(value, scale, LARGEST: tl.constexpr, dtype: tl.constexpr):
+    def _quantize_rows_kernel(
+        values, scale, codes, count, LARGEST: tl.constexpr, TILE: tl.constexpr
+    ):
+        place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+        inside = place < count
+        value = tl.load(values + place, inside)
+        code = to_fp8(value, tl.load(scale), LARGEST, codes.dtype.element_ty)
+        tl.store(codes + place, code, inside)
+
+    @triton.jit
+    def to_fp8(value, scale, LARGEST: tl.constexpr, dtype: tl.constexpr):
         value = value.to(tl.float32) / scale
         return tl.clamp(value, -LARGEST, LARGEST, tl.PropagateNan.ALL).to(dtype)
 

@@ -101,14 +101,14 @@ class _Fp8Layers(torch.autograd.Function):
         ctx: Any, x_BM: Tensor, factors: Sequence[Fp8Weight], *parameters: Tensor
     ) -> Tensor:
         biases, ctx.width = parameters[len(factors) :], parameters[0].shape[1]
-        x_scale = _sampled_scale(x_BM, CODES, INPUT_ROOM)
+        x_scale = sampled_scale(x_BM, CODES, INPUT_ROOM)
         x8_BM, x8_MB = quantize(x_BM, x_scale, CODES)
         y_BN: Tensor = x8_BM
         scale: Tensor | None = x_scale
         outputs = []
         for layer, (factor, b_N) in enumerate(zip(factors, biases, strict=True)):
             dtype = x_BM.dtype if layer == len(factors) - 1 else CODES
-            y_BN = _gemm(y_BN, factor.w8_NM, (scale, factor.scale), dtype, bias=b_N.to(x_BM.dtype))
+            y_BN = gemm(y_BN, factor.w8_NM, (scale, factor.scale), dtype, bias=b_N.to(x_BM.dtype))
             scale = None
             outputs.append(y_BN)
         ctx.save_for_backward(
@@ -122,12 +122,12 @@ class _Fp8Layers(torch.autograd.Function):
         x_scale, x8_MB, *saved = ctx.saved_tensors
         count = len(saved) // 3
         outputs, weights, scales = saved[:count], saved[count : 2 * count], saved[2 * count :]
-        scale = _sampled_scale(grads[0], GRADIENTS, GRADIENT_ROOM) * _random_factor(grads[0])
+        scale = sampled_scale(grads[0], GRADIENTS, GRADIENT_ROOM) * random_factor(grads[0])
         g8_BN, g8_NB, sums_N = quantize_masked(grads[0], outputs[-1], scale)
         weight_grads, bias_grads = [], [sums_N]
         for layer in range(count - 1, 0, -1):
             # Codes of both gradients have the same scale, so only the weight's is left.
-            codes_BM = _gemm(g8_BN, weights[layer], (None, scales[layer]), GRADIENTS)
+            codes_BM = gemm(g8_BN, weights[layer], (None, scales[layer]), GRADIENTS)
             # This also copies the layer's input in columns, which it reads as the ReLU's mask.
             flipped = mask_codes(codes_BM, outputs[layer - 1], scale)
             weight_grads.append(_weight_gradient(g8_NB, flipped.output_NB, (scale, None)))
@@ -136,12 +136,12 @@ class _Fp8Layers(torch.autograd.Function):
         weight_grads.append(_weight_gradient(g8_NB, x8_MB, (scale, x_scale))[:, : ctx.width])
         x_grad = None
         if ctx.needs_input_grad[0]:
-            x_grad = _gemm(g8_BN, weights[0], (scale, scales[0]), grads[0].dtype)
+            x_grad = gemm(g8_BN, weights[0], (scale, scales[0]), grads[0].dtype)
         return (x_grad, None, *reversed(weight_grads), *reversed(bias_grads))
 
 
-def _sampled_scale(x_BM: Tensor, dtype: torch.dtype, room: float) -> Tensor:
-    rows = _sampled(x_BM)
+def sampled_scale(x_BM: Tensor, dtype: torch.dtype, room: float) -> Tensor:
+    rows = sampled(x_BM)
     if not rows.numel():
         return torch.ones((), device=x_BM.device)
     largest: Tensor = torch.linalg.vector_norm(rows, ord=float("inf"), dtype=torch.float32)
@@ -150,14 +150,14 @@ def _sampled_scale(x_BM: Tensor, dtype: torch.dtype, room: float) -> Tensor:
     return largest.clamp(min=_MIN_SCALED) * (room / torch.finfo(dtype).max)
 
 
-def _random_factor(x_BM: Tensor) -> Tensor:
+def random_factor(x_BM: Tensor) -> Tensor:
     """1 to 2, uniform on a log scale. The random bits are the last ones of a sum of the numbers
     themselves, so that a step is repeatable."""
-    bits = _sampled(x_BM).sum(dtype=torch.float32).view(torch.int32)
+    bits = sampled(x_BM).sum(dtype=torch.float32).view(torch.int32)
     return torch.exp2((bits & _LAST_BITS) / (_LAST_BITS + 1))
 
 
-def _sampled(x_BM: Tensor) -> Tensor:
+def sampled(x_BM: Tensor) -> Tensor:
     return x_BM[:: max(len(x_BM) // SAMPLED_ROWS, 1)]
 
 
@@ -165,28 +165,35 @@ def _weight_gradient(
     left_NB: Tensor, right_MB: Tensor, scales: tuple[Tensor | None, Tensor | None]
 ) -> Tensor:
     """Summed over all samples: too many for the tensor cores' short accumulators."""
-    return _gemm(left_NB, right_MB, scales, torch.float32, fast=False)
+    return gemm(left_NB, right_MB, scales, torch.float32, fast=False)
 
 
-def _gemm(
+def gemm(
     left8: Tensor,
     right8: Tensor,
     scales: tuple[Tensor | None, Tensor | None],
     dtype: torch.dtype,
     *,
+    summand: Tensor | None = None,
     bias: Tensor | None = None,
+    relu: bool = True,
     fast: bool = True,
 ) -> Tensor:
-    """left right^T, both in rows; with a bias, a ReLU behind it."""
+    """left right^T, both in rows, as in `cublaslt.Gemm`."""
     if not (left8.numel() and right8.numel()):  # no samples: libraries refuse such factors
         return left8.new_zeros(len(left8), len(right8), dtype=dtype)
     if left8.is_cuda:
         result = left8.new_empty(len(left8), len(right8), dtype=dtype)
-        gemm = Gemm(left=left8, right=right8, result=result, bias=bias, scales=scales, fast=fast)
-        if cublaslt.run(gemm):
+        wanted = Gemm(
+            left=left8, right=right8, result=result, summand=summand, bias=bias, relu=relu,
+            scales=scales, fast=fast,
+        )  # fmt: skip
+        if cublaslt.run(wanted):
             return result
     exact = _plain_gemm(left8, right8, scales, fast)
-    exact = exact if bias is None else (exact + bias).relu()
+    exact = exact if summand is None else exact + summand
+    exact = exact if bias is None else exact + bias
+    exact = exact.relu() if bias is not None and relu else exact
     return cut_off(exact, dtype) if dtype in (CODES, GRADIENTS) else exact.to(dtype)
 
 

@@ -16,6 +16,9 @@ from trainmark.config import filled
 from trainmark.embeddings.engine import EmbeddingEngine, Interaction, side_by_side
 from trainmark.kernels.cross_layers import cross_layers as kernel_layers
 from trainmark.kernels.cross_layers import has_kernel
+from trainmark.kernels.fp8_cross import fp8_cross_layers, has_fp8
+from trainmark.kernels.fp8_mlp import encode_weights
+from trainmark.kernels.graph import Beside
 from trainmark.kernels.interaction import dot_interaction
 from trainmark.training.dropout import Dropout
 from trainmark.workloads.dlrm.mlp import Mlp
@@ -65,15 +68,21 @@ class CrossNetwork(InteractionLayer):
     def __init__(self, width: int, layers: int, rank: int | Literal["full"]) -> None:
         super().__init__(self._crossed)
         self.cross = nn.ModuleList(CrossLayer(width, rank) for _ in range(layers))
+        self.fp8 = False
+        """In training, large layers in fp8."""
 
     def forward(self, tables: EmbeddingEngine, prepared: Any, x_BD: Tensor) -> Tensor:
-        if not has_kernel(x_BD):
-            return super().forward(tables, prepared, x_BD)
-        first_BN = tables.lookup_beside(prepared, x_BD)
         layers = [layer for layer in self.cross if isinstance(layer, CrossLayer)]
         downs = [layer.down.weight for layer in layers if isinstance(layer.down, nn.Linear)]
         ups, biases = [layer.up.weight for layer in layers], [layer.up.bias for layer in layers]
-        return kernel_layers(first_BN, downs, ups, biases)
+        in_fp8 = self.fp8 and torch.is_grad_enabled() and has_fp8(downs)
+        if not (in_fp8 or has_kernel(x_BD)):
+            return super().forward(tables, prepared, x_BD)
+        if not in_fp8:
+            return kernel_layers(tables.lookup_beside(prepared, x_BD), downs, ups, biases)
+        encoded = Beside(lambda: encode_weights([*ups, *downs]), x_BD.device)
+        first_BN = tables.lookup_beside(prepared, x_BD)
+        return fp8_cross_layers(first_BN, biases, encoded.result(), *ups, *downs)
 
     def _crossed(self, x_BD: Tensor, rows_BFD: Tensor) -> Tensor:
         first_BN = x_BN = side_by_side(x_BD, rows_BFD)

@@ -21,6 +21,7 @@ from trainmark.embeddings.torchrec_tables import TableSpecs
 from trainmark.kernels.compiled import is_compiled_for
 from trainmark.kernels.table_formats import FORMATS
 from trainmark.training.precision import compute_dtype
+from trainmark.workloads.dlrm.interactions import CrossNetwork
 from trainmark.workloads.dlrm.model import Dlrm, table_rule
 from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.sharding import place
@@ -35,6 +36,8 @@ def parallelize(model: Dlrm, mesh: Mesh, cfg: DlrmRun) -> list[nn.Module]:
         model.bottom.fused_dtype = model.top.fused_dtype = dtype
     if cfg.precision == "fp8":
         model.top.fused_dtype, model.top.fp8 = dtype, True
+        if isinstance(model.interaction, CrossNetwork):
+            model.interaction.fp8 = True
     if not is_native:
         model.tables = _torchrec_engine(mesh, cfg)
         return [_with_means(model, cfg)]
