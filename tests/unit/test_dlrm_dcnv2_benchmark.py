@@ -41,14 +41,15 @@ def test_rows_of_both_systems(tmp_path: Path) -> None:
     if reason := dlrm_peers.missing("fbgemm"):
         pytest.skip(reason)
     rows = measured(tmp_path)
-    assert [(row["system"], row["indices"]) for row in rows] == [
-        ("trainmark", "uniform"), ("trainmark", "power_law"),
-        ("fbgemm", "uniform"), ("fbgemm", "power_law"),
+    assert [(row["system"], row["mlp_precision"], row["indices"]) for row in rows] == [
+        ("trainmark", "bf16", "uniform"), ("trainmark", "bf16", "power_law"),
+        ("trainmark", "fp8", "uniform"), ("trainmark", "fp8", "power_law"),
+        ("fbgemm", "bf16", "uniform"), ("fbgemm", "bf16", "power_law"),
     ]  # fmt: skip
     for row in rows:
         assert row["samples_per_s"] * row["step_ms"] == pytest.approx(32 * 1000)
         assert 0.5 < row["loss"] < 1
-    ours, peer = rows[0], rows[2]
+    ours, peer = rows[0], rows[4]
     assert ours["ratio"] == {"fbgemm": ours["samples_per_s"] / peer["samples_per_s"]}
     assert (ours["tables_precision"], ours["optimizer"]) == ("bf16", "adagrad")
     assert (peer["tables_precision"], peer["optimizer"]) == ("fp16", "rowwise_adagrad")
@@ -62,12 +63,14 @@ def test_an_error_of_one_system_ends_its_rows_alone(
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(dlrm_dcnv2, "fbgemm_rows", fails)
-    assert len(measured(tmp_path, "--ids", "uniform")) == 1
+    assert len(measured(tmp_path, "--ids", "uniform", "--mlps", "bf16")) == 1
     assert "fbgemm: failed" in capsys.readouterr().out
     monkeypatch.setattr(dlrm_dcnv2, "trainmark_rows", fails)
-    rows = measured(tmp_path, "--ids", "uniform")  # what was measured before stays
+    rows = measured(
+        tmp_path, "--ids", "uniform", "--mlps", "bf16"
+    )  # what was measured before stays
     assert [row["system"] for row in rows] == ["trainmark"]
-    assert "trainmark bf16: failed" in capsys.readouterr().out
+    assert "trainmark bf16 bf16: failed" in capsys.readouterr().out
 
 
 def test_the_peer_trains_as_we_do() -> None:

@@ -90,8 +90,8 @@ def pool_rows_reference(ids_N: Tensor, bags: Bags, tables: Tables, out_RD: Tenso
 
 # --- Triton
 
-TILE = 2048  # numbers of a program that are added up: 16 registers of each thread
-AT_A_TIME = 2  # rows of a bag that are on their way together
+TILE = 1024  # numbers of a program that are added up: 8 registers of each thread
+AT_A_TIME = 4  # rows of a bag that are on their way together
 WARPS = 4
 
 
