@@ -152,7 +152,7 @@ def test_kernels_write_codes_beside_numbers(layer: int, monkeypatch: pytest.Monk
     (ours, numbers), (wanted, plain) = filled(True), filled(False)
     for one, other in zip(numbers, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-    for one, other in zip(ours, wanted, strict=True):
-        assert torch.equal(one.codes.float(), other.codes.float())
+    for mine, theirs in zip(ours, wanted, strict=True):
+        assert torch.equal(mine.codes.float(), theirs.codes.float())
     assert torch.equal(ours[0].codes.float() * 0.5, numbers[0])
     assert torch.equal(ours[1].codes.float() * 0.25, numbers[1])
