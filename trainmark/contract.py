@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from trainmark.config import PRECISIONS, Run
 from trainmark.metrics.binary import Importance
@@ -238,7 +238,8 @@ class Workload(Generic[RunT, ModelT, PartT, BatchT, TrainerT]):
     # `infer` and `predict`
     build_predictor: Callable[[TrainerT], Callable[[BatchT], Tensor]] | None = None
     """A function from a batch in host memory to its scores in host memory. From then on the trainer
-    can only predict. Several threads may each have a predictor of one trainer."""
+    can only predict. Several threads may each have a predictor of one trainer. A predictor whose
+    batch may be under way while its caller does something else is also `InFlight`."""
     predicts_on_ranks: bool = False
     """Whether ranks predict a batch together: each is given a share, and returns all scores."""
     answers: Callable[[Tensor], Mapping[str, Tensor]] | None = None
@@ -246,6 +247,16 @@ class Workload(Generic[RunT, ModelT, PartT, BatchT, TrainerT]):
 
 
 AnyWorkload = Workload[Any, Any, Any, Any, Any]
+
+
+@runtime_checkable
+class InFlight(Protocol):
+    """A predictor that can begin a batch without waiting for its scores."""
+
+    def begin(self, batch: Any, /) -> Callable[[], Tensor]:
+        """Returns what waits for the scores. Until then the batch must stay as it is, and no other
+        may begin."""
+        ...
 
 
 # --- what is known without torch

@@ -127,7 +127,9 @@ def requests(trainer: DlrmTrainer, size: int, *, pinned: bool) -> list[ClickBatc
 
 @pytest.mark.parametrize("case", GRAPHED)
 def test_graphs_are_the_model_itself(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large requests, those of 700, are cut in two."""
     monkeypatch.setattr(fp8_mlp, "SMALL_LAYER", 100)
+    monkeypatch.setattr(graphed_prediction, "CUT", 600)
     plain, trainer = trainer_on_gpu(case), trainer_on_gpu(case)
     assert trainer.uses_graphs
     predict = build_predictor(trainer)
@@ -151,6 +153,7 @@ def test_requests_in_flight_do_not_mix(
     case: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fp8_mlp, "SMALL_LAYER", 100)
+    monkeypatch.setattr(graphed_prediction, "CUT", 600)
     trainer = trainer_on_gpu(case)
     given = requests(trainer, size, pinned=True)
     clients = [build_predictor(trainer) for _ in range(4)]
@@ -163,6 +166,9 @@ def test_requests_in_flight_do_not_mix(
         predict(given[0])
     with ThreadPoolExecutor(4) as threads:
         answers = list(threads.map(many, clients))
+    for _ in range(10):
+        waiting = [predict.begin(batch) for predict, batch in zip(clients, given, strict=False)]
+        answers.append([wait() for wait in waiting] * 30)
     for found in answers:
         for ours, expected in zip(found, alone * 30, strict=True):
             torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)

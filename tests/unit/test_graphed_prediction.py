@@ -1,5 +1,6 @@
 """Predictions by graphs: on a CPU, where the function takes a graph's place, all around it."""
 
+import ctypes
 import dataclasses
 import gc
 import weakref
@@ -14,7 +15,8 @@ import torch
 from tests import small
 from tests.unit.test_fast_prediction import expected, inputs
 from tests.unit.test_fast_prediction import model as exported
-from trainmark.kernels import fp8_mlp, graph
+from trainmark.inference import latency
+from trainmark.kernels import fp8_mlp, graph, request_graphs
 from trainmark.kernels.request_graphs import Lane, RequestGraph, empty_like
 from trainmark.workloads.dlrm import graphed_prediction as graphed
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
@@ -57,7 +59,7 @@ def predictors(changes: dict[str, Any]) -> tuple[DlrmRun, Any, Any]:
     def layer_by_layer(batch: ClickBatch) -> torch.Tensor:
         return plain.predict(plain.prepare_to_predict(batch, batch.samples))
 
-    return cfg, graphed.of_trainer(trainer, never), layer_by_layer
+    return cfg, graphed.TrainerGraphs(trainer, never), layer_by_layer
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -86,7 +88,7 @@ def test_an_answer_stays() -> None:
 
 def test_what_is_made_on_the_device_goes_the_other_way() -> None:
     trainer = small.trainer(small.config())
-    predict = graphed.of_trainer(trainer, lambda batch: torch.full((batch.samples,), 3.0))
+    predict = graphed.TrainerGraphs(trainer, lambda batch: torch.full((batch.samples,), 3.0))
     (batch, *_) = batches(trainer.cfg, 4)
     made = dataclasses.replace(batch, make=lambda tensors: None)
     assert predict(made).tolist() == [3.0] * 4
@@ -95,7 +97,7 @@ def test_what_is_made_on_the_device_goes_the_other_way() -> None:
 def test_threads_have_predictors_of_their_own() -> None:
     trainer = small.trainer(small.config())
     given = batches(trainer.cfg, 70)
-    own = [graphed.of_trainer(trainer, never) for _ in range(3)]
+    own = [graphed.TrainerGraphs(trainer, never) for _ in range(3)]
     alone = [own[0](batch) for batch in given]
 
     def many(predict: Any) -> list[Any]:
@@ -105,6 +107,84 @@ def test_threads_have_predictors_of_their_own() -> None:
         for found in threads.map(many, own):
             for ours, theirs in zip(found, alone * 20, strict=True):
                 assert torch.equal(ours, theirs)
+
+
+# --- requests that are cut in two
+
+
+@pytest.mark.parametrize("way", ["fp32", "int8 tables", "bags", "no numbers"])
+def test_halves_are_the_whole(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg, predict, plain = predictors(WAYS[way])
+    monkeypatch.setattr(graphed, "CUT", 100)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: True)
+    seen: list[int] = []
+    monkeypatch.setattr(Lane, "copy", lambda lane, to, given: seen.append(len(to.copy_(given))))
+    for size in (512, 99, 100, 333, 512):
+        for batch in batches(cfg, size):
+            seen.clear()
+            torch.testing.assert_close(predict(batch), plain(batch), rtol=1e-5, atol=1e-5)
+            halves = 1 if size < 100 else 2
+            assert len(seen) == halves * (1 + len(batch.groups))
+            assert sum(seen[:: 1 + len(batch.groups)]) == size
+
+
+def test_several_are_begun_before_one_is_answered() -> None:
+    trainer = small.trainer(small.config())
+    given = [*batches(trainer.cfg, 70), *batches(trainer.cfg, 5)]
+    own = [graphed.TrainerGraphs(trainer, never) for _ in given]
+    alone = [own[0](batch) for batch in given]
+    waiting = [predict.begin(batch) for predict, batch in zip(own, given, strict=True)]
+    for wait, expected_B in zip(waiting, alone, strict=True):
+        assert torch.equal(wait(), expected_B)
+
+
+def test_clients_of_graphs_need_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = small.trainer(small.config())
+    under_way: list[int] = []
+    most: list[int] = []
+
+    class Watched(graphed.TrainerGraphs):
+        def begin(self, batch: ClickBatch) -> Any:
+            wait = super().begin(batch)
+            under_way.append(1)
+            most.append(len(under_way))
+            return lambda: (under_way.pop(), wait())[1]
+
+    monkeypatch.setattr(latency, "ThreadPoolExecutor", None)
+    own = [Watched(trainer, never) for _ in range(3)]
+    found = latency.measure_size(own, 5, batches(trainer.cfg, 5), 12, print)
+    assert (found.clients, found.requests, found.samples) == (3, 12, 60)
+    assert max(most) == 3
+    assert not under_way
+
+
+def as_cuda_copies(
+    to: int, to_step: int, of: int, of_step: int, width: int, rows: int, *_: int
+) -> int:
+    """What cudaMemcpy2DAsync does, in host memory."""
+    for row in range(rows):
+        ctypes.memmove(to + row * to_step, of + row * of_step, width)
+    return 0
+
+
+@pytest.mark.parametrize("shape", [(5, 9), (5, 9, 3), (1, 9), (9,)])
+def test_copies_of_parts(shape: tuple[int, ...]) -> None:
+    given = torch.arange(torch.Size(shape).numel(), dtype=torch.int16).view(shape)
+    axis = min(1, len(shape) - 1)
+    for part in (slice(0, 9), slice(0, 4), slice(4, 9)):
+        samples = part.stop - part.start
+        some = given.narrow(axis, part.start, samples)
+        for room in (samples, 12):
+            place = torch.zeros(*shape[:axis], room, *shape[axis + 1 :], dtype=torch.int16)
+            inside = place.narrow(axis, 0, samples)
+            request_graphs._copy_pinned(as_cuda_copies, inside, some, 0)
+            assert torch.equal(inside, some)
+            assert not place.narrow(axis, samples, room - samples).any()
+
+
+def test_a_copy_that_fails_is_told() -> None:
+    with pytest.raises(RuntimeError, match="error 700"):
+        request_graphs._copy_pinned(lambda *_: 700, torch.zeros(2), torch.zeros(2), 0)
 
 
 # --- sizes
@@ -147,6 +227,7 @@ def test_places_are_copied_together() -> None:
     assert numbers.data_ptr() != ids.data_ptr()
     numbers.numpy()[:] = [[1, 2, 3], [4, 5, 6]]
     ids.numpy()[:] = [[10], [20]]
+    graph.begin()
     assert graph.answer(2).tolist() == [16, 35]
     assert graph.answer(1).tolist() == [16]
 

@@ -7,6 +7,7 @@ before the first.
 
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ import torch.distributed as dist
 
 from trainmark import metrics, workloads
 from trainmark.config import filled
-from trainmark.contract import AnyWorkload
+from trainmark.contract import AnyWorkload, InFlight
 from trainmark.distributed.mesh import launched_ranks, of_all_ranks
 from trainmark.errors import InputError
 from trainmark.hardware.environment import environment
@@ -179,6 +180,9 @@ def _at_a_time(predictors: Sequence[Predict], requests: list[Any]) -> tuple[list
     if len(predictors) == 1:
         seconds = seconds_of(predictors[0], requests)
         return seconds, sum(seconds)
+    in_flight = [predict for predict in predictors if isinstance(predict, InFlight)]
+    if len(in_flight) == len(predictors):
+        return _in_flight(in_flight, requests)
     start = Barrier(len(predictors))
     left = iter(requests)  # of a list: threads may share it
 
@@ -190,6 +194,28 @@ def _at_a_time(predictors: Sequence[Predict], requests: list[Any]) -> tuple[list
     with ThreadPoolExecutor(len(predictors)) as threads:
         begins, taken, ends = zip(*threads.map(client, predictors), strict=True)
     return [one for own in taken for one in own], max(ends) - min(begins)
+
+
+def _in_flight(predictors: Sequence[InFlight], requests: list[Any]) -> tuple[list[float], float]:
+    """The same by one thread, since threads would wait for Python's lock: once all clients have a
+    request under way, it waits for the oldest, whose client begins the next."""
+    seconds = []
+    under_way = deque[tuple[float, InFlight, Callable[[], Any]]]()
+    first = time.perf_counter()
+
+    def finish() -> InFlight:
+        began, predict, wait = under_way.popleft()
+        wait()
+        seconds.append(time.perf_counter() - began)
+        return predict
+
+    for number, request in enumerate(requests):
+        predict = predictors[number] if number < len(predictors) else finish()
+        began = time.perf_counter()
+        under_way.append((began, predict, predict.begin(request)))
+    while under_way:
+        finish()
+    return seconds, time.perf_counter() - first
 
 
 def seconds_of(predict: Predict, requests: Iterable[Any]) -> list[float]:

@@ -4,11 +4,15 @@ Lanes work at the same time, each on a stream of its own: while one copies, anot
 CPU the function is called in the place of its graph; all that is around it is the same.
 """
 
+import ctypes
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from trainmark.kernels.graph import WARMUPS, captured, shared_pool
@@ -43,6 +47,17 @@ class Lane:
         replay: Callable[[], None] = graph.replay
         return replay
 
+    def copy(self, place: Tensor, given: Tensor) -> None:
+        """Bring there what lies in host memory: from pinned memory without waiting, so it must
+        stay as it is until the lane has come to it.
+
+        Each may be a part of the columns of something larger.
+        """
+        if self.on_gpu and given.numel() and given.is_pinned() and (copy_rows := _copy_rows()):
+            _copy_pinned(copy_rows, place, given, self._stream.cuda_stream)
+        else:
+            place.copy_(given, non_blocking=True)
+
     def wait(self) -> None:
         """Until its work is done. Other threads go on."""
         if self.on_gpu:
@@ -56,8 +71,9 @@ class RequestGraph:
         lane: where it works.
         like: tensors with the shapes and types of what a request holds.
         function: from such tensors on the device to the answer, a row a sample.
-        staged: requests are written to `places` in pinned memory, and the graph copies them, all at
-            once. Else `places` are on the device: for requests that take long to write again.
+        staged: requests are written to `places` in pinned memory, which are also `arrays`, and the
+            graph copies them, all at once. Else `places` are on the device: for requests that take
+            long to write again.
     """
 
     def __init__(
@@ -74,9 +90,11 @@ class RequestGraph:
             room, self._inputs = _packed(like, lane.device, pinned=False)
             self._staged: tuple[Tensor, Tensor] | None = None
             self.places = self._inputs
+            self.arrays: list[NDArray[Any]] = []
             if staged:
                 host, self.places = _packed(like, torch.device("cpu"), pinned=lane.on_gpu)
                 self._staged = (room, host)
+                self.arrays = [place.numpy() for place in self.places]
             for _ in range(WARMUPS):
                 answer = function(self._inputs)
             self._answer = torch.empty(
@@ -92,14 +110,17 @@ class RequestGraph:
             room.copy_(host, non_blocking=True)
         self._answer.copy_(self._function(self._inputs), non_blocking=True)
 
-    def answer(self, samples: int, put: Callable[[], None] | None = None) -> Tensor:
-        """Of the first samples that lie in the places, or that `put` copies there."""
+    def begin(self, put: Callable[[], None] | None = None) -> None:
+        """Hand the lane the request that lies in the places, or that `put` copies there."""
         with torch.inference_mode(), self._lane.working():
             if put is not None:
                 put()
             self._run()
+
+    def answer(self, samples: int) -> Tensor:
+        """Of the first samples of the request that was begun. The next one overwrites it."""
         self._lane.wait()
-        return self._answer[:samples].clone()
+        return self._answer[:samples]
 
 
 def _packed(
@@ -118,3 +139,38 @@ def _packed(
 def empty_like(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """For `RequestGraph`: a shape and a type alone."""
     return torch.empty(tuple(shape), dtype=dtype, device="meta")
+
+
+# --- copies of a part of each row, which torch would gather in pageable memory first
+
+_HOST_TO_DEVICE = 1
+
+
+def _copy_pinned(copy_rows: Callable[..., int], place: Tensor, given: Tensor, stream: int) -> None:
+    """`place.copy_(given)` of one type, on a stream. What belongs to an index of the first
+    dimension lies together in each."""
+    in_one = place.is_contiguous() and given.is_contiguous()
+    rows = 1 if in_one else len(given)
+    row_bytes = given.numel() * given.element_size() // rows
+    steps = [row_bytes if in_one else t.stride(0) * t.element_size() for t in (place, given)]
+    status = copy_rows(
+        place.data_ptr(), steps[0], given.data_ptr(), steps[1], row_bytes, rows,
+        _HOST_TO_DEVICE, stream,
+    )  # fmt: skip
+    if status:
+        raise RuntimeError(f"cudaMemcpy2DAsync failed with error {status}.")
+
+
+@functools.cache
+def _copy_rows() -> Callable[..., int] | None:
+    """cudaMemcpy2DAsync of the CUDA runtime that torch has loaded; None where there is none. It
+    returns at once, so threads that call it keep Python's lock."""
+    try:
+        runtime = ctypes.PyDLL(f"libcudart.so.{str(torch.version.cuda).split('.')[0]}")
+    except OSError:
+        return None
+    function = runtime.cudaMemcpy2DAsync
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    function.argtypes = [pointer, size, pointer, size, size, size, ctypes.c_int, pointer]
+    typed: Callable[..., int] = function
+    return typed

@@ -2,7 +2,8 @@
 
 Requests of a size in between are filled up with zeros to the next. Small ones are written to pinned
 memory as rows of numbers and ids, which one copy brings to the device; larger ones are copied as
-they are, in the dataset's narrow types, from pinned memory at the speed of the link.
+they are, in the dataset's narrow types, from pinned memory at the speed of the link. The largest
+are cut in two: one half is copied while the other is computed.
 
 Shapes: B samples, S of the size that they are filled up to, N numerical features, F ids.
 """
@@ -27,6 +28,8 @@ SMALLEST = 8
 """Samples of a graph. With fewer, GEMMs lose the bias and the ReLU that are part of them."""
 FEW = 64
 """Samples of requests that are written to pinned memory by rows."""
+CUT, LANES = 16_384, 2
+"""Samples from which on a request in pinned memory is cut, and for how many lanes."""
 SERVED_SIZES = (SMALLEST, FEW, 256, 1024)
 """Captured before the first request; others as they come."""
 Predict = Callable[[ClickBatch], Tensor]
@@ -70,8 +73,8 @@ class RowGraphs:
             )
         graph = self._graphs[size]
         if samples < size:
-            for place in graph.places:
-                place.numpy()[samples:] = 0
+            for array in graph.arrays:
+                array[samples:] = 0
         return graph
 
 
@@ -82,15 +85,21 @@ class ColumnGraphs:
         self._lane, self._logits = lane, logits
         self._graphs: dict[Any, RequestGraph] = {}
 
-    def __call__(self, batch: ClickBatch) -> Tensor:
-        given = [batch.numerical, *(group.ids for group in batch.groups)]
-        graph = self._of(filled_up(batch.samples), given, [g.features for g in batch.groups])
+    def begin(self, batch: ClickBatch, part: slice) -> Callable[[], Tensor]:
+        """Of some of the samples; see `RequestGraph.answer` for what is returned."""
+        given = [batch.numerical[part], *(group.ids[:, part] for group in batch.groups)]
+        samples = len(given[0])
+        graph = self._of(filled_up(samples), given, [g.features for g in batch.groups])
 
         def put() -> None:
             for axis, place, tensor in zip(_sample_axes(given), graph.places, given, strict=True):
-                _put(place, tensor, axis)
+                if missing := place.shape[axis] - samples:
+                    place.narrow(axis, samples, missing).zero_()
+                    place = place.narrow(axis, 0, samples)
+                self._lane.copy(place, tensor)
 
-        return graph.answer(batch.samples, put)
+        graph.begin(put)
+        return lambda: graph.answer(samples)
 
     def _of(self, size: int, given: list[Tensor], features: list[list[int]]) -> RequestGraph:
         key = (size, tuple(tensor.dtype for tensor in given), tuple(map(tuple, features)))
@@ -114,50 +123,69 @@ def _sample_axes(given: Sequence[Tensor]) -> list[int]:
     return [0] + [1] * (len(given) - 1)
 
 
-def _put(place: Tensor, given: Tensor, axis: int) -> None:
-    samples, size = given.shape[axis], place.shape[axis]
-    if samples == size:
-        place.copy_(given, non_blocking=True)
-        return
-    place.narrow(axis, 0, samples).copy_(given, non_blocking=True)
-    place.narrow(axis, samples, size - samples).zero_()
-
-
 # --- of what
 
 
-def of_trainer(trainer: Any, plain: Predict) -> Predict:
-    """A trainer's predictor, on a lane of its own.
+class TrainerGraphs:
+    """A trainer's predictor, on lanes of its own; see `contract.InFlight`.
 
     Args:
         plain: another way, for batches that are made on the device.
     """
-    model, tables = trainer.model, trainer.cfg.model.feature_rows
-    model.bottom.fill_up_inputs(PAD_TO)
-    lane, features = Lane(trainer.mesh.device), list(range(len(tables)))
 
-    def of_rows(numbers_SN: Tensor, ids_SF: Tensor) -> Tensor:
-        scores: Tensor = trainer.predict_at_once(numbers_SN, [IdGroup(features, ids_SF.t())])
-        return scores
+    def __init__(self, trainer: Any, plain: Predict) -> None:
+        model, tables = trainer.model, trainer.cfg.model.feature_rows
+        model.bottom.fill_up_inputs(PAD_TO)
+        lanes, features = [Lane(trainer.mesh.device) for _ in range(LANES)], list(range(len(tables)))
 
-    by_rows = RowGraphs(lane, of_rows, model.bottom.inputs, len(tables), _id_type(tables))
-    by_columns = ColumnGraphs(lane, trainer.predict_at_once)
-    rows_are_possible = not trainer.cfg.model.has_bags
+        def of_rows(numbers_SN: Tensor, ids_SF: Tensor) -> Tensor:
+            groups = [IdGroup(features, ids_SF.t())]
+            scores: Tensor = trainer.predict_at_once(numbers_SN, groups)
+            return scores
 
-    def predict(batch: ClickBatch) -> Tensor:
+        self._plain = plain
+        self._by_rows = RowGraphs(
+            lanes[0], of_rows, model.bottom.inputs, len(tables), _id_type(tables)
+        )
+        self._by_columns = [ColumnGraphs(lane, trainer.predict_at_once) for lane in lanes]
+        self._most_rows = 0 if trainer.cfg.model.has_bags else FEW
+
+    def __call__(self, batch: ClickBatch) -> Tensor:
+        return self.begin(batch)()
+
+    def begin(self, batch: ClickBatch) -> Callable[[], Tensor]:
+        """Start on a batch, whose memory must stay as it is until what is returned has returned
+        the scores."""
         if batch.make is not None:
-            return plain(batch)
-        if batch.samples > FEW or not rows_are_possible:
-            return by_columns(batch)
-        graph = by_rows.of(batch.samples)
+            scores = self._plain(batch)
+            return lambda: scores
+        if batch.samples <= self._most_rows:
+            return self._begin_rows(batch)
+        answers = [
+            graphs.begin(batch, part)
+            for graphs, part in zip(self._by_columns, _parts(batch), strict=False)
+        ]
+        return lambda: torch.cat([answer() for answer in answers])
+
+    def _begin_rows(self, batch: ClickBatch) -> Callable[[], Tensor]:
+        samples = batch.samples
+        graph = self._by_rows.of(samples)
         # By numpy, whose calls cost a fraction of torch's.
-        numbers_SN, ids_SF = (place.numpy()[: batch.samples] for place in graph.places)
+        numbers_SN, ids_SF = (array[:samples] for array in graph.arrays)
         numbers_SN[:, : batch.numerical.shape[1]] = batch.numerical.numpy()
         for group in batch.groups:
             ids_SF[:, group.features] = group.ids.numpy().T
-        return graph.answer(batch.samples)
+        graph.begin()
+        return lambda: graph.answer(samples).clone()
 
-    return predict
+
+def _parts(batch: ClickBatch) -> list[slice]:
+    """What is copied and computed together. Copies from pageable memory overlap with nothing."""
+    samples = batch.samples
+    if samples < CUT or not batch.numerical.is_pinned():
+        return [slice(0, samples)]
+    size = filled_up(-(-samples // LANES))
+    return [slice(start, min(start + size, samples)) for start in range(0, samples, size)]
 
 
 def of_exported(
@@ -182,7 +210,8 @@ def of_exported(
         # By torch, whose threads share a large copy.
         numbers_SN[: len(ids_BF)].copy_(torch.from_numpy(numbers_BN))
         ids_SF[: len(ids_BF)].copy_(torch.from_numpy(ids_BF))
-        found: NDArray[np.float32] = graph.answer(len(ids_BF)).numpy()
+        graph.begin()
+        found: NDArray[np.float32] = graph.answer(len(ids_BF)).numpy().copy()
         return found
 
     return logits

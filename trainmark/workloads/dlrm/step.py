@@ -454,7 +454,7 @@ def build_predictor(trainer: DlrmTrainer) -> Callable[[ClickBatch], Tensor]:
     if trainer.mesh.dp_size > 1:
         return predict
     if trainer.uses_graphs:
-        return graphed_prediction.of_trainer(trainer, predict)
+        return graphed_prediction.TrainerGraphs(trainer, predict)
     return fast_prediction.of_trainer(trainer) or predict
 
 
