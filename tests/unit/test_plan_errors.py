@@ -8,6 +8,7 @@ import statistics
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks import plan_cpu, plan_errors, plan_fit
@@ -15,8 +16,6 @@ from benchmarks.common import RESULTS, read_rows
 from benchmarks.dlrm_systems import with_changes
 from trainmark.hardware.devices import Cluster
 from trainmark.workloads import named_run, resolve
-from trainmark.workloads.dlrm import gpu_time
-from trainmark.workloads.dlrm.runs import DlrmRun
 from trainmark.workloads.dlrm.step_time import predict
 
 
@@ -94,21 +93,43 @@ def test_a_dlrm_with_bags_is_about_as_measured(ids: str) -> None:
     assert 1e3 * (found.step_s or 0) == pytest.approx(row["step_ms"], rel=0.03)
 
 
-def test_a_fit_to_times_of_the_planner_gives_its_constants() -> None:
-    found = read_rows(plan_errors.SWEEP)
-    found = [row for row in found if row["workload"] == "dlrm" and not row["held_out"]]
-    part = next(part for part in plan_fit.PARTS if part.timed == "update")
+@pytest.mark.parametrize("name", ["update", "small", "tf32"])
+def test_a_fit_to_other_constants_finds_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels as they would be timed if each constant were a little larger than the planner's."""
+    part = plan_fit.PARTS[name]
+    free = [row for row in plan_fit.trained() if not row.row["held_out"]]
+    factors = np.linspace(1.05, 1.2, len(part.constants))
+    wanted = dict(zip(part.constants, map(plan_fit.constant, part.constants), strict=True))
+    wanted = {key: value * f for (key, value), f in zip(wanted.items(), factors, strict=True)}
     made = []
-    for row in found:
-        cfg = plan_errors.configured(row, plan_fit.CLUSTER)
-        assert isinstance(cfg, DlrmRun)
-        with plan_fit.without(*plan_fit.LIMITS):
-            whole = plan_fit.step_s(cfg)
-            with plan_fit.without(*part.constants):
-                seconds = whole - plan_fit.step_s(cfg)
-        made.append(row | {"kernels_us": {"update": 1e6 * seconds}})
-    for name, value in plan_fit.fitted(part, made).items():
-        assert value == pytest.approx(getattr(gpu_time, name), rel=1e-6)
+    zeros = {key: plan_fit.nothing(key) for key in (*plan_fit.LIMITS, *part.without)}
+    with plan_fit.constants_at(wanted | zeros):
+        for row in free:
+            plan = row.planned()
+            seconds = sum(getattr(plan, field) for field in part.planned)
+            kernels = {part.timed[0]: 1e6 * seconds}
+            made.append(dataclasses.replace(row, row=row.row | {"kernels_us": kernels}))
+    monkeypatch.setattr(plan_fit, "HELD", 1e-6)
+    for key, value in plan_fit.fitted(part, made).items():
+        assert value == pytest.approx(wanted[key], rel=0.01), key
+        assert value != pytest.approx(plan_fit.constant(key), rel=0.03), key
+
+
+def test_products_are_listed_in_the_order_of_a_step() -> None:
+    row = next(row for row in plan_fit.trained() if row.row["case"].startswith("14 fp16"))
+    layers = row.cfg.model.dense_layers[:-1]
+    names = [name for name, _ in plan_fit.planned_products(row)]
+    assert names[: len(layers)] == [f"forward fp16 {x.fan_in} x {x.fan_out}" for x in layers]
+    assert names[len(layers)] == f"weight fp16 {layers[-1].fan_in} x {layers[-1].fan_out}"
+    assert len(names) == 3 * len(layers) - 1  # nothing needs the gradient of the inputs
+    plan = row.planned()
+    assert sum(seconds for _, seconds in plan_fit.planned_products(row)) < plan.products
+    kernels = [
+        ("nvjet_a", 7, 5.0),
+        ("splitKreduce_kernel", 7, 1.0),
+        ("_masked_gemm_kernel", 7, 2.0),
+    ]
+    assert plan_fit.timed_products(kernels) == [("nvjet_a", 6.0), ("_masked_gemm_kernel", 2.0)]
 
 
 def test_rows_without_training_and_near_limits_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:

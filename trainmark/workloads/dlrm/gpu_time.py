@@ -47,14 +47,18 @@ MASKED = 3.23  # a gradient is read, masked and written
 LOSS = 7.0  # the last layer, its loss and gradient, a number of what it reads
 QUANTIZED, MASKED_CODES, PADDED = 6.3, 5.8, 11.1  # in fp8
 BIASES = 0.47  # gradients of biases, a number of the hidden layers
-PARAMETER = 23.0  # a pass over the MLPs' weights, of small tensors
+WEIGHT, WEIGHT_WITH_STATE = 23.0, 72.0  # a weight of the MLPs, and what its state adds
 
-STEP_S = 168e-6
-"""Of about 90 small kernels, and between two steps."""
-FP8_S = 86e-6
-"""Of the small kernels that find scales."""
-ADAGRAD_LAYER_S = 27e-6
-"""Of the small kernels that update a layer of the MLPs."""
+KERNEL_S = 3e-6
+"""Of the first and the last programs of a kernel, as products have them."""
+STEP_S = 145e-6
+"""Of small kernels, and between two steps."""
+CAST_S = 30e-6
+"""Of those that make 16 bits of weights and inputs."""
+FP8_S = 102e-6
+"""Of those that find scales."""
+STATE_LAYER_S = 24e-6
+"""Of those that update a layer of the MLPs which has a state."""
 STRETCH, RESTS = 0.06, 0.2
 """Products in 16 bits and tf32 bring a GPU to its power limit, where it takes longer; not so where
 small kernels take this share of a step."""
@@ -134,7 +138,7 @@ def _layers_s(cfg: DlrmRun, rates: Rates, samples: int) -> float:
         )
         if is_masked and back == "input":
             size = MASKED_CODES if precision == "fp8" else MASKED * element_bytes(cfg.precision)
-            total += size * samples * layer.fan_in / rates.copy
+            total += KERNEL_S + size * samples * layer.fan_in / rates.copy
     return total
 
 
@@ -183,10 +187,11 @@ def _moved_for_fp8(cfg: DlrmRun) -> float:
 def _small_s(cfg: DlrmRun, rates: Rates) -> float:
     """Once a step: small kernels, and the optimiser of the MLPs."""
     has_state = cfg.optimizer.name != "sgd"
-    passes = 1 + 2 * has_state + (element_bytes(cfg.precision) == 2)
-    layers = len(cfg.model.dense_layers) * has_state
-    weights = PARAMETER * passes * cfg.model.dense_parameters / rates.copy
-    return STEP_S + FP8_S * (cfg.precision == "fp8") + ADAGRAD_LAYER_S * layers + weights
+    casts = element_bytes(cfg.precision) == 2
+    starts = STEP_S + CAST_S * casts + FP8_S * (cfg.precision == "fp8")
+    starts += STATE_LAYER_S * len(cfg.model.dense_layers) * has_state
+    moved = cfg.model.dense_parameters * (WEIGHT + WEIGHT_WITH_STATE * has_state)
+    return starts + moved / rates.copy
 
 
 # --- tables
@@ -200,10 +205,11 @@ def _interaction_s(cfg: DlrmRun, rates: Rates, samples: int, *, backward: bool =
     has_pairs = model.interaction == "dot"
     if cfg.precision == "fp32" and has_pairs:
         once, each = FP32_BACKWARD if backward else FP32_FORWARD
-        return samples * padded * dim * (once + each * padded) / rates.peaks["fp32"]
+        operations = samples * padded * dim * (once + each * padded)
+        return KERNEL_S + operations / rates.peaks["fp32"]
     two = len({row.weight for row in stored_rows(cfg)}) > 1
     moved = vectors * dim * (VECTOR_BYTES + TWO_STORES * two) + PAIR_BYTES * padded**2 * has_pairs
-    return samples * element * moved * (BACKWARD if backward else 1) / rates.copy
+    return KERNEL_S + samples * element * moved * (BACKWARD if backward else 1) / rates.copy
 
 
 def _pool_s(cfg: DlrmRun, rates: Rates, samples: int, profiles: Sequence[AccessProfile]) -> float:
