@@ -73,6 +73,7 @@ PARTS = {
             "GRADIENT_ROW", "CHANGED_ROW", "LOOKED_UP", "SUMMED", "ADAGRAD", "SUMMED_WIDE",
             "STORE_S",
         ),
+        without=("SORTED",),
     ),
     "bf16": of_products("bf16"),
     "tf32": of_products("tf32"),
@@ -83,7 +84,7 @@ PARTS = {
         constants=("STEP_S", "CAST_S", "FP8_S", "STATE_LAYER_S", "WEIGHT", "WEIGHT_WITH_STATE"),
         without=("BACKWARD", "FP32_BACKWARD"),
     ),
-    "step": Part(timed=(), planned=(), constants=("STEP_S", "STRETCH")),
+    "step": Part(timed=(), planned=(), constants=("STEP_S", "STRETCH", "RESTS", "SORTED")),
 }  # fmt: skip
 
 

@@ -6,8 +6,8 @@
     starts    many small kernels, the optimiser of the MLPs among them; waiting for the host
     update    the rows of the tables
 
-The sort of the next batch's ids is hidden. Constants are those of one H200: each was fitted to its
-own kernels in 20 configurations, `STRETCH` to whole steps; 20 others test them (docs/planning.md).
+Constants are those of one H200: each was fitted to its
+own kernels in 17 configurations, `STRETCH` and `SORTED` to whole steps; 23 others test them (docs/planning.md).
 Bytes are over the rate of a copy; seconds are the same on every GPU, an assumption.
 """
 
@@ -41,6 +41,12 @@ GRADIENT_ROW, CHANGED_ROW = 1.53, 0.64
 LOOKED_UP, SUMMED, ADAGRAD, SUMMED_WIDE = 60, 175, 219, 1520
 ONE_WARP = 128  # columns
 STORE_S = 20e-6  # of the first and the last kernels of a store's chain
+# Of what is read again soon, and so from the cache: rows of bags, and gradients that a bag's rows
+# share. Both are DLRM-DCNv2's.
+READ_AGAIN, SHARED_GRADIENT = 0.15, 0.5
+# The next batch's ids are sorted beside the step, which that slows, by so many bytes for each; of
+# bags their places are found as well.
+SORTED, SORTED_BAG = 130, 490
 
 # Passes over activations: bytes for each byte or number.
 MASKED = 3.23  # a gradient is read, masked and written
@@ -59,7 +65,7 @@ FP8_S = 102e-6
 """Of those that find scales."""
 STATE_LAYER_S = 24e-6
 """Of those that update a layer of the MLPs which has a state."""
-STRETCH, RESTS = 0.06, 0.2
+STRETCH, RESTS = 0.05, 0.2
 """Products in 16 bits and tf32 bring a GPU to its power limit, where it takes longer; not so where
 small kernels take this share of a step."""
 HOST_S = 0.25e-3
@@ -100,16 +106,11 @@ def gpu_time(
     passes += count * _interaction_s(cfg, rates, samples, backward=True)
     update = _update_s(cfg, rates, samples * count, profiles)
     total = forward + products + passes + update + small
-    stretch = 1.0
     if cfg.precision in ("bf16", "fp16", "tf32"):
-        stretch += STRETCH * max(0.0, 1 - small / total / RESTS)
-    waiting = max(0.0, HOST_S * count - total * stretch)
+        products *= 1 + STRETCH * max(0.0, 1 - small / total / RESTS)
+    waiting = max(0.0, HOST_S * count - (forward + products + passes + update + small))
     return StepTime(
-        forward=forward * stretch,
-        products=products * stretch,
-        passes=passes * stretch,
-        starts=small * stretch + waiting,
-        update=update * stretch,
+        forward=forward, products=products, passes=passes, starts=small + waiting, update=update
     )
 
 
@@ -214,13 +215,14 @@ def _interaction_s(cfg: DlrmRun, rates: Rates, samples: int, *, backward: bool =
 
 def _pool_s(cfg: DlrmRun, rates: Rates, samples: int, profiles: Sequence[AccessProfile]) -> float:
     """Of reading the rows of every bag, and writing their sums; counted, not fitted."""
-    dim = cfg.model.embedding_dim
-    moved = sum(
-        profile.hotness * max(MIN_ACCESS, dim * profile.stored.weight)
-        + dim * element_bytes(cfg.precision)
-        for profile in profiles
-    )
-    return samples * moved / rates.copy
+    dim, moved = cfg.model.embedding_dim, 0.0
+    for profile in profiles:
+        lookups = samples * profile.hotness
+        first = profile.distinct((0, profile.rows), lookups)
+        row = max(MIN_ACCESS, dim * profile.stored.weight)
+        moved += row * (first + READ_AGAIN * (lookups - first))
+        moved += samples * dim * element_bytes(cfg.precision)
+    return moved / rates.copy
 
 
 def _update_s(cfg: DlrmRun, rates: Rates, samples: int, profiles: Sequence[AccessProfile]) -> float:
@@ -233,7 +235,9 @@ def _update_s(cfg: DlrmRun, rates: Rates, samples: int, profiles: Sequence[Acces
         changed = profile.distinct((0, profile.rows), lookups)
         row = dim * (profile.stored.weight + per_element) + per_row * 8  # of a sector of 32 bytes
         is_summed = per_row > 0 or profile.stored.scale > 0
-        each = GRADIENT_ROW * (dim * element_bytes(cfg.precision) + 12) + LOOKED_UP
+        gradients = samples + SHARED_GRADIENT * (lookups - samples)
+        moved += gradients * GRADIENT_ROW * (dim * element_bytes(cfg.precision) + 12)
+        each = LOOKED_UP + (SORTED_BAG if cfg.model.has_bags else SORTED)
         each += SUMMED * is_summed + ADAGRAD * (per_element > 0)
         wide = SUMMED_WIDE * (is_summed and dim > ONE_WARP)
         moved += lookups * each + changed * (2 * CHANGED_ROW * row + wide)
