@@ -1,120 +1,289 @@
-"""The constants of a DLRM's kernels on one GPU, fitted again to `results/plan_sweep_h200.json`.
+"""The constants of a DLRM on one GPU, fitted again to `results/plan_sweep_h200.json`.
 
-    PYTHONPATH=. python benchmarks/plan_fit.py
+    PYTHONPATH=. python benchmarks/plan_fit.py                     all of them
+    PYTHONPATH=. python benchmarks/plan_fit.py --only small tf32   those of some parts
+    PYTHONPATH=. python benchmarks/plan_fit.py --kernels FILE      each product of `kernels.jsonl`
 
-Prints each constant of `workloads/dlrm/gpu_time.py` that belongs to a part of a step whose kernels
-the sweep timed, as the planner has it and as the rows that are not held out give it: least squares
-of relative errors, one part at a time. A step's time is linear in all of them, so a constant's
-share of it is what is missing without the constant. What the planner has is rounded, and was fitted
-to single kernels where a part has several; so were the shares of matrix products
-(`hardware/products.py`), whose single times the results do not have. Nothing is written.
+Fits the constants of `workloads/dlrm/gpu_time.py` and of `hardware/products.py` to the kernels of
+the rows that are not held out, a part of the step at a time, and prints them beside those that the
+planner has; then how far off whole steps are with either, held out and fitted to. What a part is
+off by counts as a share of its step. Nothing is written: constants are rounded and copied by hand.
 """
 
+import argparse
+import itertools
+import json
+import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.optimize import least_squares
 
 from benchmarks.common import read_rows
 from benchmarks.plan_errors import SWEEP, configured
 from trainmark.config import filled
+from trainmark.hardware import products
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.machine import machine
-from trainmark.hardware.products import rates_of
+from trainmark.hardware.products import Rates, product_s, rates_of
 from trainmark.workloads.dlrm import gpu_time, sharding
 from trainmark.workloads.dlrm.runs import DlrmRun
 
 CLUSTER = Cluster("h200", 1, 1)
 LIMITS = ("STRETCH", "HOST_S")  # of whole steps
+HELD = 0.02  # of a step, for a constant that doubles
+OUTLIER = 0.01  # of a step: what is off by more pulls less
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Kernels that were timed together."""
+    """Kernels that were timed together, and what the planner says of them."""
 
-    timed: str
+    timed: Sequence[str]
+    planned: Sequence[str]
+    """Fields of `StepTime`."""
     constants: Sequence[str]
     without: Sequence[str] = ()
-    """Constants of other parts that multiply these."""
-    fp32: bool | None = None
-    """Whether only rows of fp32 count, or only others."""
+    """Constants of other kernels that these fields have."""
+    precisions: Sequence[str] = ("bf16", "fp16", "fp8", "tf32", "fp32")
 
 
-PARTS = (
-    Part(
-        timed="forward",
+def of_products(precision: str, *besides: str) -> Part:
+    names = [f"SHARES.{precision}.{kind}" for kind in products.SHARES[precision]]
+    timed = {"bf16": ("bf16", "fp16")}.get(precision, (precision,))
+    return Part(
+        timed=("products", "masks"), planned=("products",), constants=(*names, *besides),
+        precisions=timed,
+    )  # fmt: skip
+
+
+PARTS = {
+    "forward": Part(
+        timed=("forward",), planned=("forward",),
         constants=("VECTOR_BYTES", "PAIR_BYTES", "TWO_STORES"),
-        without=("BACKWARD",),
-        fp32=False,
+        precisions=("bf16", "fp16", "fp8", "tf32"),
     ),
-    Part(timed="backward", constants=("BACKWARD",), fp32=False),
-    Part(
-        timed="update",
+    "update": Part(
+        timed=("update",), planned=("update",),
         constants=(
             "GRADIENT_ROW", "CHANGED_ROW", "LOOKED_UP", "SUMMED", "ADAGRAD", "SUMMED_WIDE",
             "STORE_S",
         ),
+        without=("SORTED",),
     ),
-    Part(timed="loss", constants=("LOSS",)),
-    Part(timed="masks", constants=("MASKED", "MASKED_CODES")),
-    Part(timed="small", constants=("STEP_S", "FP8_S", "ADAGRAD_LAYER_S", "PARAMETER")),
-)  # fmt: skip
+    "bf16": of_products("bf16"),
+    "tf32": of_products("tf32"),
+    "fp32": of_products("fp32"),
+    "fp8": of_products("fp8"),
+    "small": Part(
+        timed=("small", "loss", "quantize"), planned=("passes", "starts"),
+        constants=("STEP_S", "CAST_S", "FP8_S", "STATE_LAYER_S", "WEIGHT", "WEIGHT_WITH_STATE"),
+        without=("BACKWARD", "FP32_BACKWARD"),
+    ),
+    "step": Part(timed=(), planned=(), constants=("STEP_S", "STRETCH", "RESTS", "SORTED")),
+}  # fmt: skip
+
+
+# --- constants by name
+
+
+def constant(name: str) -> Any:
+    first, *rest = name.split(".")
+    found = getattr(products if hasattr(products, first) else gpu_time, first)
+    for key in rest:
+        found = found[key]
+    return found
+
+
+def set_constant(name: str, value: Any) -> None:
+    first, *rest = name.split(".")
+    if rest:
+        constant(".".join([first, *rest[:-1]]))[rest[-1]] = value
+    else:
+        setattr(products if hasattr(products, first) else gpu_time, first, value)
 
 
 @contextmanager
-def without(*names: str) -> Iterator[None]:
-    """With these constants 0."""
-    kept = {name: getattr(gpu_time, name) for name in names}
-    for name in names:
-        setattr(gpu_time, name, 0.0)
+def constants_at(values: dict[str, Any]) -> Iterator[None]:
+    kept = {name: constant(name) for name in values}
+    for name, value in values.items():
+        set_constant(name, value)
     try:
         yield
     finally:
         for name, value in kept.items():
-            setattr(gpu_time, name, value)
+            set_constant(name, value)
 
 
-def step_s(cfg: DlrmRun) -> float:
+def nothing(name: str) -> Any:
+    value = constant(name)
+    return tuple(0.0 for _ in value) if isinstance(value, tuple) else 0.0
+
+
+# --- rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A configuration and what it took."""
+
+    row: dict[str, Any]
+    cfg: DlrmRun
+    rates: Rates
+    profiles: Sequence[Any]
+
+    @property
+    def step_s(self) -> float:
+        return float(self.row["measured_s"])
+
+    def planned(self) -> gpu_time.StepTime:
+        samples = filled(self.cfg.micro_batch)
+        return gpu_time.gpu_time(self.cfg, self.rates, samples, self.profiles)
+
+    def off(self) -> float:
+        """The step's relative error."""
+        return self.planned().total / self.step_s - 1
+
+
+def measured(row: dict[str, Any]) -> Measured:
+    cfg = configured(row, CLUSTER)
+    assert isinstance(cfg, DlrmRun)
     rates = rates_of(CLUSTER, machine(CLUSTER), cfg.precision)
     assert not isinstance(rates, str), rates
-    samples = filled(cfg.micro_batch)
-    return gpu_time.gpu_time(cfg, rates, samples, sharding.profiles(cfg)).total
+    return Measured(row=row, cfg=cfg, rates=rates, profiles=sharding.profiles(cfg))
 
 
-def share_s(cfg: DlrmRun, constant: str) -> float:
-    """Seconds of a step for each 1 of a constant."""
-    whole = step_s(cfg)
-    with without(constant):
-        less = step_s(cfg)
-    return (whole - less) / float(getattr(gpu_time, constant))
+def trained() -> list[Measured]:
+    """By the engine that these constants are of, `others` of the design left out."""
+    rows = [row for row in read_rows(SWEEP) if row["workload"] == "dlrm" and "error" not in row]
+    return [
+        found
+        for row in rows
+        if row["kind"] == "train" and gpu_time_is_of((found := measured(row)).cfg)
+    ]
 
 
-def fitted(part: Part, rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Constants as these rows give them; those that none of them depends on are left out."""
-    shares, seconds = [], []
-    for row in rows:
-        cfg = configured(row, CLUSTER)
-        assert isinstance(cfg, DlrmRun)
-        timed = row["kernels_us"].get(part.timed)
-        if timed and part.fp32 in (None, cfg.precision == "fp32"):
-            with without(*LIMITS, *part.without):
-                shares.append([share_s(cfg, name) for name in part.constants])
-            seconds.append(timed * 1e-6)
-    relative = np.array(shares) / np.array(seconds)[:, None]
-    used = np.flatnonzero(relative.any(axis=0)).tolist()
-    scale = relative[:, used].max(axis=0)
-    found, *_ = np.linalg.lstsq(relative[:, used] / scale, np.ones(len(seconds)), rcond=None)
-    names = [part.constants[place] for place in used]
-    return dict(zip(names, map(float, found / scale), strict=True))
+def gpu_time_is_of(cfg: DlrmRun) -> bool:
+    sharding_, name = cfg.sharding, cfg.optimizer.name
+    return not (sharding_.force_exchange or sharding_.host_tables or name == "adam")
+
+
+# --- fits
+
+
+def residuals(part: Part, rows: Sequence[Measured]) -> list[float]:
+    """What each row's part is off by, as a share of its step."""
+    if not part.timed:
+        return [row.off() for row in rows]
+    found = []
+    with constants_at({name: nothing(name) for name in (*LIMITS, *part.without)}):
+        for row in rows:
+            kernels = row.row["kernels_us"]
+            timed = 1e-6 * sum(kernels.get(name, 0.0) for name in part.timed)
+            plan = row.planned()
+            planned = sum(getattr(plan, name) for name in part.planned)
+            found.append((planned - timed) / row.step_s)
+    return found
+
+
+def fitted(part: Part, rows: Sequence[Measured]) -> dict[str, float]:
+    """Constants as these rows give them, none below 0."""
+    of_part = [row for row in rows if row.cfg.precision in part.precisions]
+    if part.timed:
+        of_part = [row for row in of_part if "kernels_us" in row.row]
+    start = np.array([constant(name) for name in part.constants])
+
+    def off(factors: Any) -> Any:
+        with constants_at(dict(zip(part.constants, map(float, factors * start), strict=True))):
+            return residuals(part, of_part)
+
+    # Sums of kernels do not tell all constants apart: each is held where it is, a little.
+    best = least_squares(
+        lambda f: [*off(f), *(HELD * (f - 1))], np.ones(len(start)), bounds=(0, np.inf),
+        loss="soft_l1", f_scale=OUTLIER,
+    )  # fmt: skip
+    return dict(zip(part.constants, map(float, best.x * start), strict=True))
+
+
+def report(rows: Sequence[Measured]) -> None:
+    """Errors of whole steps."""
+    for is_held_out in (True, False):
+        own = [row for row in rows if row.row["held_out"] == is_held_out]
+        errors = sorted((row.off() for row in own), key=abs)
+        within = sum(abs(error) <= 0.06 for error in errors)
+        words = "held out" if is_held_out else "fitted"
+        median = statistics.median(map(abs, errors))
+        print(f"  {words:9} {len(errors)} rows, median {median:.1%}, worst ", end="")
+        print(f"{errors[-1]:+.1%}, within 6 %: {within}")
+
+
+# --- single products
+
+
+def print_products(file: Path, rows: Sequence[Measured]) -> None:
+    """Each product of the rows that are not held out, as it is planned and as it was timed."""
+    by_case = {row.row["case"]: row for row in rows if not row.row["held_out"]}
+    for line in map(json.loads, file.read_text().splitlines()):
+        if line["case"] not in by_case:
+            continue
+        row = by_case[line["case"]]
+        planned, timed = list(planned_products(row)), timed_products(line["kernels"])
+        print(f"{line['case']}: {len(planned)} planned, {len(timed)} timed")
+        for plan, found in itertools.zip_longest(planned, timed, fillvalue=("-", 0.0)):
+            print(f"  {plan[0]:34} {1e6 * plan[1]:8.1f} {found[1]:8.1f}  {found[0]}")
+
+
+def planned_products(row: Measured) -> Iterator[tuple[str, float]]:
+    """In the order of a step: forward, then backward from the last layer to the first."""
+    layers, samples = list(gpu_time._layers(row.cfg)), filled(row.cfg.micro_batch)
+    kinds = [(layer, precision, "forward") for layer, precision, _, _ in layers]
+    for layer, precision, back, _ in reversed(layers):
+        kinds += [(layer, precision, kind) for kind in ("weight", back) if kind]
+    for layer, precision, kind in kinds:
+        name = f"{kind} {precision} {layer.fan_in} x {layer.fan_out}"
+        seconds = product_s(
+            row.rates, precision, kind, samples, layer.fan_in, layer.fan_out  # type: ignore[arg-type]
+        )  # fmt: skip
+        yield name, seconds
+
+
+def timed_products(kernels: Sequence[tuple[str, int, float]]) -> list[tuple[str, float]]:
+    """Kernels of products; what adds up the parts of one belongs to it."""
+    found: list[tuple[str, float]] = []
+    for name, _, microseconds in kernels:
+        if "splitk" in name.lower() and "reduce" in name.lower() and found:
+            found[-1] = (found[-1][0], found[-1][1] + microseconds)
+        elif any(word in name for word in ("gemm", "nvjet", "cutlass", "xmma")):
+            found.append((name[:60], microseconds))
+    return found
 
 
 def main() -> None:
-    rows = [row for row in read_rows(SWEEP) if row["workload"] == "dlrm" and not row["held_out"]]
-    for part in PARTS:
-        for name, value in fitted(part, rows).items():
-            print(f"{part.timed:10} {name:16} {getattr(gpu_time, name):10.4g} {value:10.4g}")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--kernels", type=Path, help="of a sweep, to print single products")
+    args = parser.parse_args()
+    rows = trained()
+    if args.kernels:
+        print_products(args.kernels, rows)
+        return
+    print("as the planner has them")
+    report(rows)
+    free = [row for row in rows if not row.row["held_out"]]
+    for part in args.only:
+        for name, value in fitted(PARTS[part], free).items():
+            print(f"{part:8} {name:20} {constant(name):10.4g} {value:10.4g}")
+            set_constant(name, value)
+    print("as they are fitted")
+    report(rows)
+    for row in sorted(rows, key=lambda row: -abs(row.off()))[:12]:
+        case = row.row["case"]
+        print(f"  {row.off():+7.1%} {1e3 * row.step_s:8.2f} ms  {case}", end="")
+        print(", held out" if row.row["held_out"] else "")
 
 
 if __name__ == "__main__":

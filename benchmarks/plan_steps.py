@@ -130,7 +130,7 @@ def timed(one_step: Callable[[], Any], options: Options) -> dict[str, Any]:
     """The median step once the clock has settled."""
     device = options.device
     one = statistics.median(step_times(one_step, 3, device))
-    if not options.tiny:
+    if options.seconds:
         step_times(one_step, max(2, round(0.5 / one)), device)  # to the power limit
     found = step_times(one_step, max(8, min(2000, round(options.seconds / one))), device)
     power = _power(device)
@@ -172,7 +172,7 @@ def kernels(one_step: Callable[[], Any], device: torch.device) -> list[tuple[str
     events = [e for e in results.kineto_results.events() if "CUDA" in str(e.device_type())]
     events.sort(key=lambda event: event.start_ns())
     of_last = events[-(len(events) // PROFILED) :]
-    return [(e.name()[:100], e.device_resource_id(), e.duration_ns() / 1e3) for e in of_last]
+    return [(e.name()[:200], e.device_resource_id(), e.duration_ns() / 1e3) for e in of_last]
 
 
 def clean(device: torch.device) -> None:

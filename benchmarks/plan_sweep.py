@@ -1,13 +1,13 @@
 """Steps and memory of many configurations on one GPU, which the planner's constants are fitted to.
 
-    PYTHONPATH=. python benchmarks/plan_sweep.py --output DIR              a CUDA machine, 5 minutes
+    PYTHONPATH=. python benchmarks/plan_sweep.py --output DIR              a CUDA machine, 6 minutes
     PYTHONPATH=. python benchmarks/plan_sweep.py --output DIR --tiny       does it run?
 
-What an earlier sweep has not measured is added to its rows, here `evaluate`, `infer` and the limits
-of memory (about 150 s); with `--only dlrm` instead, the rest of the design (about 300 s). Then
-`DIR/plan_sweep_h200.json` goes to `benchmarks/results/`, and `benchmarks/plan_errors.py` compares:
+What an earlier sweep has not measured is added to its rows (at most 290 s). Then
+`DIR/plan_sweep_h200.json` goes to `benchmarks/results/`, `benchmarks/plan_fit.py` proposes
+constants, and `benchmarks/plan_errors.py` compares:
 
-    PYTHONPATH=. python benchmarks/plan_sweep.py --output DIR --only others memory \\
+    PYTHONPATH=. python benchmarks/plan_sweep.py --output DIR --only dlrm others memory kernels \\
         --after benchmarks/results/plan_sweep_h200.json
 
 `plan_design.py` says which. Every row is appended to `plan_sweep.jsonl` as soon as it is measured,
@@ -15,11 +15,12 @@ and what one configuration does wrong ends that row alone (`error`). `kernels.js
 the kernels of one step of each row, in microseconds.
 
     compiling   many processes at once, so that kernels of all configurations lie in the caches
+    memory      beside them, which nothing of it is timed for: whether a configuration trains in
+                less and in more than was planned, then the least that it trains in, by halving
     dlrm        one process: the random design, and the published shape first and last
     distilbert  one process
-    others      exchange, tables in host memory, Adam, evaluation, single requests
-    memory      processes side by side: the least memory that a configuration trains in, found by
-                halving between what was allocated and what was reserved
+    others      one process: exchange, tables in host memory, Adam, evaluation, single requests
+    kernels     one process, the last: a host that was profiled starts steps more slowly for ever
 
 Batches lie on the device. Steps are timed by device events after half a second of them, in which a
 GPU comes to its power limit. Each row has what the planner said at the time.
@@ -31,6 +32,8 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
+import signal
 import statistics
 import sys
 import time
@@ -55,18 +58,28 @@ from benchmarks.plan_steps import (
     peaks,
     timed,
 )
-from benchmarks.timing import part_of, synchronize
+from benchmarks.timing import synchronize
 from trainmark import workloads
 from trainmark.config import filled
 from trainmark.inference.latency import DROPPED, seconds_of
 from trainmark.workloads.dlrm.data import ClickBatch
 
 CAPTURED = 7  # steps after which both graphs of a DLRM are captured
-TRIALS = 4  # of halving
+NEAR = (0.96, 1.04)  # of the planned memory: whether a configuration trains in it
+TRIALS = 3  # of halving, after that
 REQUESTS = (1, 64, 4096)
 WARM_BATCH = 32768  # from here on a larger batch has the same kernels
 WARM_ROWS = 200_000
-BUDGETS = {"compiling": 90.0, "dlrm": 200.0, "distilbert": 75.0, "others": 60.0, "memory": 60.0}
+BUDGETS = {
+    "compiling": 70.0,
+    "memory": 90.0,  # which begins with it
+    "dlrm": 80.0,
+    "distilbert": 75.0,
+    "others": 50.0,
+    "kernels": 55.0,
+    "all": 280.0,
+}
+SLACK_S = 10.0  # in which a process may end what it has begun
 
 
 # --- rows
@@ -74,10 +87,7 @@ BUDGETS = {"compiling": 90.0, "dlrm": 200.0, "distilbert": 75.0, "others": 60.0,
 
 def measure_training(case: Case, options: Options) -> Iterator[dict[str, Any]]:
     began = time.perf_counter()
-    steps = Steps(case, options)
-    for _ in range(CAPTURED):
-        steps()
-    synchronize(options.device)
+    steps = ready(case, options)
     ready_s = time.perf_counter() - began
     row: dict[str, Any] = {"ready_s": ready_s, "built_bytes": steps.built_bytes}
     row |= timed(steps, options) | peaks(steps) | {"batch_bytes": steps.batch_bytes}
@@ -85,7 +95,19 @@ def measure_training(case: Case, options: Options) -> Iterator[dict[str, Any]]:
     row["engine"] = type(getattr(steps.trainer.model, "tables", steps.trainer.model)).__name__
     row["predicted"] = steps.predicted()
     yield row
-    yield {"kernels": kernels(steps, options.device)}
+
+
+def ready(case: Case, options: Options) -> Steps:
+    """After so many steps that all graphs are captured."""
+    steps = Steps(case, options)
+    for _ in range(CAPTURED):
+        steps()
+    synchronize(options.device)
+    return steps
+
+
+def measure_kernels(case: Case, options: Options) -> Iterator[dict[str, Any]]:
+    yield {"kernels": kernels(ready(case, options), options.device)}
 
 
 def measure_evaluation(case: Case, options: Options) -> Iterator[dict[str, Any]]:
@@ -99,7 +121,6 @@ def measure_evaluation(case: Case, options: Options) -> Iterator[dict[str, Any]]
     for _ in range(CAPTURED):
         one()
     yield timed(one, options) | peaks(steps) | {"batch_bytes": steps.batch_bytes}
-    yield {"kernels": kernels(one, options.device)}
 
 
 def measure_requests(case: Case, options: Options) -> Iterator[dict[str, Any]]:
@@ -110,7 +131,7 @@ def measure_requests(case: Case, options: Options) -> Iterator[dict[str, Any]]:
         requests = [_on_host(batch, min(size, batch.samples)) for batch in steps.batches]
         turns = itertools.cycle(requests)
         seconds_of(predict, itertools.islice(turns, DROPPED))
-        found = seconds_of(predict, itertools.islice(turns, 10 if options.tiny else 200))
+        found = seconds_of(predict, itertools.islice(turns, 200 if options.seconds else 10))
         yield {"samples": size, "measured_s": statistics.median(found), "steps": len(found)}
 
 
@@ -128,38 +149,59 @@ def _on_host(batch: ClickBatch, samples: int) -> ClickBatch:
 
 
 def measure_limits(case: Case, options: Options) -> Iterator[dict[str, Any]]:
-    """The least memory that some steps need; each trial is a row."""
-    needed = trial(case, options, None)
+    """Whether some steps fit less and more than was planned; then the least that they need.
+
+    Each trial is a row, and a process: what memory ends in the middle of a capture leaves an
+    allocator behind that cannot be trusted.
+    """
+    on_gpu = options.device.type == "cuda"
+    attempt = partial(in_its_own_process if on_gpu else _called, trial, case, options)
+    needed = attempt(None)
     yield {"limit_bytes": None} | needed
     low, high = 0.97 * needed["allocated_bytes"], 1.01 * needed["reserved_bytes"]
-    for _ in range(TRIALS if options.device.type == "cuda" else 0):
-        limit = (low + high) / 2
-        row = trial(case, options, limit)
+    planned = needed["predicted"]["memory_bytes"]
+    limits = [share * planned for share in NEAR] + [None] * TRIALS
+    for limit in limits if on_gpu else []:
+        limit = (low + high) / 2 if limit is None else limit
+        row = attempt(limit)
         yield {"limit_bytes": round(limit)} | row
-        low, high = (low, limit) if row["fits"] else (limit, high)
+        low, high = (low, min(high, limit)) if row["fits"] else (max(low, limit), high)
+
+
+def _called(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+def in_its_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What it returns there; this process must not have touched the GPU."""
+    context = multiprocessing.get_context("fork")
+    reader, writer = context.Pipe(duplex=False)
+    process = context.Process(target=_quietly, args=(lambda: writer.send(function(*arguments)),))
+    process.start()
+    writer.close()
+    try:
+        return reader.recv()
+    except EOFError:
+        raise RuntimeError("the process ended early; see its traceback") from None
+    finally:
+        process.join()
 
 
 def trial(case: Case, options: Options, limit: float | None) -> dict[str, Any]:
     """Steps with so many bytes beside the batches: whether they fit, and what was used."""
-    clean(options.device)
-    if options.device.type == "cuda":
-        torch.cuda.set_per_process_memory_fraction(1.0)
-    row: dict[str, Any] = {"fits": True}
     try:
         if limit is not None:
             total = torch.cuda.get_device_properties(options.device).total_memory
             allowed = limit + batch_bytes(case, options)
             torch.cuda.set_per_process_memory_fraction(allowed / total)
-        steps = Steps(case, options)
-        for _ in range(CAPTURED + 1):
-            steps()
+        steps = ready(case, options)
+        steps()
         synchronize(options.device)
-        row |= peaks(steps) | {"predicted": steps.predicted()}
+        return {"fits": True} | peaks(steps) | {"predicted": steps.predicted()}
     except Exception as error:
         if not ran_out(error):
             raise
-        row = {"fits": False}
-    return row
+        return {"fits": False}
 
 
 def ran_out(error: BaseException | None) -> bool:
@@ -187,38 +229,33 @@ MEASURES = {
     "train": measure_training,
     "evaluate": measure_evaluation,
     "infer": measure_requests,
+    "limits": measure_limits,
+    "kernels": measure_kernels,
 }
 
 
 def measure(case: Case, options: Options) -> None:
     """All rows of a case, written as they come; an error is a row."""
-    how = measure_limits if case.limits else MEASURES[case.kind]
     began = time.perf_counter()
     try:
-        for row in how(case, options):
+        for row in MEASURES[case.kind](case, options):
             write(case, row, options)
     except Exception as error:
         traceback.print_exc()
         write(case, {"error": f"{type(error).__name__}: {error}"[:500]}, options)
-    clean(options.device)
-    print(f"{time.perf_counter() - began:6.1f} s  {case.name}", flush=True)
+    if case.kind != "limits":  # whose own processes touched the GPU
+        clean(options.device)
+    print(f"{time.perf_counter() - began:6.1f} s  {case.kind} {case.name}", flush=True)
 
 
 def write(case: Case, row: dict[str, Any], options: Options) -> None:
     """One line, in one write: several processes share the file."""
-    of_kernels = "kernels" in row
     workload = case.run.partition("-")[0]
     named: dict[str, Any] = {"system": "trainmark", "workload": workload, "case": case.name}
-    if of_kernels:
-        split: dict[str, float] = {}
-        for name, _, microseconds in row["kernels"]:
-            split[part_of(name)] = split.get(part_of(name), 0.0) + microseconds
-        named["split_us"] = split
-    else:
-        named |= {"kind": "limits" if case.limits else case.kind, "held_out": case.held_out}
+    if "kernels" not in row:
+        named |= {"kind": case.kind, "held_out": case.held_out}
         named |= {"run": case.run, "changes": case.changes, "ids": case.ids}
-        named |= {"factors": case.factors}
-    file = options.output / ("kernels.jsonl" if of_kernels else "plan_sweep.jsonl")
+    file = options.output / ("kernels.jsonl" if "kernels" in row else "plan_sweep.jsonl")
     line = json.dumps(named | row) + "\n"
     with file.open("a", encoding="utf-8") as opened:
         opened.write(line)
@@ -239,33 +276,53 @@ def to_compile(case: Case) -> Case:
     return dataclasses.replace(case, changes=case.changes | changes)
 
 
-def compile_all(cases: Sequence[Case], options: Options) -> None:
-    """Steps of each, until its graphs are captured: its kernels lie in the caches on disk then."""
-    for case in cases:
+def compile_all(cases: Sequence[Case], options: Options, seconds: float) -> None:
+    """A little of what each does: its kernels lie in the caches on disk then."""
+    quick = dataclasses.replace(options, seconds=0.0)
+    for case in in_time(cases, seconds):
         try:
-            steps = Steps(to_compile(case), options)
-            for _ in range(CAPTURED):
-                steps()
-            synchronize(options.device)
-            del steps
+            list(MEASURES[case.kind](to_compile(case), quick))
         except Exception:
             traceback.print_exc()
         clean(options.device)
 
 
-def side_by_side(works: Iterable[Callable[[], None]], seconds: float) -> None:
-    """Each in a process of its own; those that are not done in time are ended."""
+def in_turn(cases: Sequence[Case], options: Options, seconds: float) -> None:
+    for case in in_time(cases, seconds):
+        measure(case, options)
+
+
+def in_time(cases: Sequence[Case], seconds: float) -> Iterator[Case]:
+    """Those that can be begun within so many seconds."""
+    began = time.perf_counter()
+    for case in cases:
+        if time.perf_counter() - began > seconds:
+            print(f"no time left: {case.kind} {case.name}", flush=True)
+        else:
+            yield case
+
+
+def side_by_side(works: Iterable[tuple[Callable[[], None], float]]) -> None:
+    """Each in a process of its own; those that are not done in their seconds are ended."""
     context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_quietly, args=(work,)) for work in works]
-    for process in processes:
+    began = time.perf_counter()
+    found = [
+        (context.Process(target=_in_its_own_group, args=(work,)), seconds)
+        for work, seconds in works
+    ]
+    for process, _ in found:
         process.start()
-    end = time.perf_counter() + seconds
-    for process in processes:
-        process.join(max(0.0, end - time.perf_counter()))
+    for process, seconds in sorted(found, key=lambda one: one[1]):
+        process.join(max(0.0, began + seconds - time.perf_counter()))
         if process.is_alive():
             print(f"process {process.pid} took too long", flush=True)
-            process.kill()
+            os.killpg(filled(process.pid), signal.SIGKILL)  # with those that it started
             process.join()
+
+
+def _in_its_own_group(work: Callable[[], None]) -> None:
+    os.setpgid(0, 0)
+    _quietly(work)
 
 
 def _quietly(work: Callable[[], None]) -> None:
@@ -277,17 +334,11 @@ def _quietly(work: Callable[[], None]) -> None:
     os._exit(0)  # libraries that tear down a GPU take seconds
 
 
-def in_turn(cases: Sequence[Case], options: Options, seconds: float) -> None:
-    began = time.perf_counter()
-    for case in cases:
-        if time.perf_counter() - began > seconds:
-            print(f"no time left: {case.name}", flush=True)
-        else:
-            measure(case, options)
-
-
 def sweep(
-    sections: Sequence[str], options: Options, budgets: dict[str, float], done: frozenset[str]
+    sections: Sequence[str],
+    options: Options,
+    budgets: dict[str, float],
+    done: frozenset[tuple[str, str]],
 ) -> None:
     began = time.perf_counter()
 
@@ -295,7 +346,7 @@ def sweep(
         print(f"{time.perf_counter() - began:6.1f} s  {what}", flush=True)
 
     cases = {
-        name: [c for c in plan_design.SECTIONS[name]() if c.limits or c.name not in done]
+        name: [c for c in plan_design.SECTIONS[name]() if (c.name, c.kind) not in done]
         for name in sections
     }
     if options.device.type == "cuda":
@@ -303,31 +354,93 @@ def sweep(
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # there are as many processes as cores
         # Else inductor sets one of its own: what a process compiles after that is not found again.
         os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache"))
-        trained = {c.name: c for found in cases.values() for c in found if c.kind == "train"}
-        # The longest first: DistilBERT's are compiled by inductor.
-        listed = sorted(trained.values(), key=lambda c: not c.run.startswith("distilbert"))
-        workers = max(2, min(16, os.cpu_count() or 2))
-        shares = [listed[worker::workers] for worker in range(workers)]
-        side_by_side([partial(compile_all, own, options) for own in shares], budgets["compiling"])
+        limits = cases.pop("memory", [])
+        works = [(partial(measure, case, options), budgets["memory"]) for case in limits]
+        side_by_side([*works, *_compilers(cases, limits, options, budgets["compiling"])])
     for name, found in cases.items():
         say(name)
+        seconds = min(budgets[name], began + budgets["all"] - SLACK_S - time.perf_counter())
+        work = partial(in_turn, found, options, seconds)
         if options.tiny:
-            in_turn(found, options, budgets[name])
-        elif name == "memory":
-            side_by_side([partial(measure, case, options) for case in found], budgets[name])
+            work()
         else:
-            side_by_side([partial(in_turn, found, options, budgets[name])], budgets[name] + 30)
+            side_by_side([(work, seconds + SLACK_S)])
     say("done")
+
+
+def _compilers(
+    cases: dict[str, list[Case]], limits: Sequence[Case], options: Options, seconds: float
+) -> list[tuple[Callable[[], None], float]]:
+    """Processes that compile what is timed afterwards, but for what `limits` train anyway."""
+    compiled = {case.name for case in limits}
+    listed = {
+        (case.name, case.kind): case
+        for found in cases.values()
+        for case in found
+        if case.kind != "kernels" and case.name not in compiled
+    }.values()
+    # The longest first: DistilBERT's are compiled by inductor.
+    ordered = sorted(listed, key=lambda case: not case.run.startswith("distilbert"))
+    workers = max(2, min(16, os.cpu_count() or 2) - len(limits) // 2)  # whose trials often wait
+    shares = [ordered[worker::workers] for worker in range(workers)]
+    return [(partial(compile_all, own, options, seconds), seconds + SLACK_S) for own in shares]
+
+
+# --- results
+
+LEFT_OUT = {"ready_s", "built_bytes", "batch_bytes", "mean_s", "spread_s", "steps", "predicted"}
+PARTS = {  # of a DLRM's step, by their kernels; all else is small
+    "products": "gemm|cutlass|nvjet|xmma|cublas|splitk",
+    "masks": "^_masked_sums|^_mask_codes",
+    "loss": "^_click_loss",
+    "quantize": "^_quantize|^_transpose",
+    "forward": "^_forward_kernel|^_gather_kernel|^_pool_kernel",
+    "backward": "^_backward_kernel",
+    "update": "^_update_kernel",
+}
+HIDDEN = "sort|onesweep|histogram"  # of the next batch's ids, on a stream of its own
+
+
+def seconds_by_part(kernels: Sequence[tuple[str, int, float]]) -> dict[str, float]:
+    """Microseconds of a step's kernels, less those that prepare the next batch meanwhile."""
+
+    def streams_of(names: str) -> set[int]:
+        return {stream for name, stream, _ in kernels if re.search(names, name, re.I)}
+
+    ahead = streams_of(HIDDEN) - streams_of(PARTS["products"])
+    found = {"small": 0.0}
+    for name, stream, microseconds in kernels:
+        if stream not in ahead:
+            part = next((p for p, names in PARTS.items() if re.search(names, name, re.I)), "small")
+            found[part] = round(found.get(part, 0.0) + microseconds, 1)
+    return found
 
 
 def collect(options: Options, earlier: Sequence[dict[str, Any]] = ()) -> None:
     """All rows with what they were measured on, as results are kept; earlier ones first."""
-    file = options.output / "plan_sweep.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    by_case = {
+        row["case"]: seconds_by_part(row["kernels"])
+        for row in _lines(options.output / "kernels.jsonl")
+        if row["workload"] == "dlrm" and row["kernels"]
+    }
     known = {(row["case"], row["kind"]) for row in earlier}
-    found = map(json.loads, lines)
-    rows = [*earlier, *(row for row in found if (row["case"], row["kind"]) not in known)]
-    options.write("plan_sweep_tiny" if options.tiny else "plan_sweep_h200", rows)
+    rows = list(earlier)
+    for row in _lines(options.output / "plan_sweep.jsonl"):
+        if (row["case"], row["kind"]) not in known:
+            rows.append({name: row[name] for name in row if name not in LEFT_OUT})
+    for row in rows:
+        if row["kind"] == "train" and row["case"] in by_case:
+            row["kernels_us"] = by_case[row["case"]]
+    name = "plan_sweep_tiny" if options.tiny else "plan_sweep_h200"
+    options.write(name, rows)
+    file = options.output / f"{name}.json"
+    head = json.dumps(json.loads(file.read_text()) | {"rows": []}, indent=1)
+    lines = ",\n  ".join(map(json.dumps, rows))  # a line each, for they have long lists
+    file.write_text(head.replace('"rows": []', f'"rows": [\n  {lines}\n ]') + "\n")
+
+
+def _lines(file: Path) -> list[Any]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -336,7 +449,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--commit", help="what is measured, where there is no git to ask")
     parser.add_argument("--only", nargs="*", choices=plan_design.SECTIONS)
     parser.add_argument("--after", type=Path, help="results of an earlier sweep, to be added to")
-    parser.add_argument("--seconds", type=float, default=0.6, help="of timed steps in a row")
+    parser.add_argument("--seconds", type=float, default=0.5, help="of timed steps in a row")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes on the CPU")
     for name, seconds in BUDGETS.items():
         parser.add_argument(f"--{name}-s", type=float, default=seconds, help="at most")
@@ -350,9 +463,11 @@ def main(arguments: list[str] | None = None) -> None:
     )
     options.output.mkdir(parents=True, exist_ok=True)
     budgets = {name: getattr(args, f"{name}_s") for name in BUDGETS}
-    earlier = json.loads(args.after.read_text(encoding="utf-8"))["rows"] if args.after else []
-    done = frozenset(row["case"] for row in earlier)
-    sweep(args.only or list(plan_design.SECTIONS), options, budgets, done)
+    before = json.loads(args.after.read_text(encoding="utf-8")) if args.after else {"rows": []}
+    earlier = [{"commit": before.get("commit")} | row for row in before["rows"]]
+    done = {(row["case"], row["kind"]) for row in earlier}
+    done |= {(row["case"], "kernels") for row in earlier if "kernels_us" in row}
+    sweep(args.only or list(plan_design.SECTIONS), options, budgets, frozenset(done))
     collect(options, earlier)
 
 

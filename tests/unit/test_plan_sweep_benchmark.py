@@ -3,17 +3,23 @@
 What is measured here, on a CPU, means nothing.
 """
 
+import contextlib
 import dataclasses
 import json
+import os
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from benchmarks import plan_design, plan_sweep
+from benchmarks.common import Options
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -78,7 +84,9 @@ def test_rows(
     for row in found:
         assert row.get("fits") or row["measured_s"] > 0
     document = json.loads((tmp_path / "plan_sweep_tiny.json").read_text())
-    assert document["rows"] == found
+    kept = [row | {name: found[i][name] for name in row} for i, row in enumerate(document["rows"])]
+    assert document["rows"] == kept
+    assert len(kept) == len(found)
 
 
 def test_a_configuration_that_fails_costs_its_own_row_alone(
@@ -111,21 +119,117 @@ def test_a_sweep_goes_on_after_an_earlier_one(
     document = json.loads((tmp_path / "plan_sweep_tiny.json").read_text())
     assert [row["case"] for row in document["rows"]] == [first.name, second.name]
     # Limits of a configuration that was trained already are measured, and kept.
-    limits = dataclasses.replace(first, limits=True)
+    limits = dataclasses.replace(first, kind="limits")
     monkeypatch.setitem(plan_design.SECTIONS, "memory", lambda: [limits])
     words[words.index("dlrm")] = "memory"
     plan_sweep.main(words)
     document = json.loads((tmp_path / "plan_sweep_tiny.json").read_text())
     assert [row["kind"] for row in document["rows"]] == ["train", "train", "limits"]
+    # And what is there is not measured again, a kind at a time.
+    (tmp_path / "plan_sweep_tiny.json").rename(earlier)
+    (tmp_path / "plan_sweep.jsonl").unlink()
+    words.insert(words.index("memory"), "dlrm")
+    plan_sweep.main(words)
+    assert not (tmp_path / "plan_sweep.jsonl").exists()
+
+
+def test_a_row_has_the_time_of_its_kernels_by_part(tmp_path: Path) -> None:
+    first = {"case": "first", "kind": "train", "workload": "dlrm"}
+    kernels = [
+        ("void at::native::vectorized_elementwise_kernel<4, FillFunctor>", 7, 2.0),
+        ("_forward_kernel", 7, 10.0),
+        ("nvjet_hsh_128x256_64x4", 7, 30.0),
+        ("_masked_gemm_kernel", 7, 20.0),
+        ("_masked_sums_kernel", 7, 4.0),
+        ("void cub::DeviceRadixSortOnesweepKernel", 13, 50.0),
+        ("_column_sums_kernel", 7, 1.0),
+        ("void at::native::index_elementwise_kernel", 13, 9.0),
+        ("_update_kernel", 7, 8.0),
+    ]
+    (tmp_path / "plan_sweep.jsonl").write_text(json.dumps(first | {"measured_s": 1e-4}) + "\n")
+    (tmp_path / "kernels.jsonl").write_text(json.dumps(first | {"kernels": kernels}) + "\n")
+    options = Options(device=torch.device("cpu"), tiny=True, seconds=0.0, output=tmp_path)
+    plan_sweep.collect(options)
+    (row,) = json.loads((tmp_path / "plan_sweep_tiny.json").read_text())["rows"]
+    assert row["kernels_us"] == {
+        "small": 3.0, "forward": 10.0, "products": 50.0, "masks": 4.0, "update": 8.0,
+    }  # fmt: skip
+
+
+def test_nothing_is_timed_beside_what_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = plan_design.designed()[9]
+    kinds: dict[str, Any] = {"memory": "limits", "dlrm": "train", "kernels": "kernels"}
+    for section, kind in kinds.items():
+        found = [dataclasses.replace(case, kind=kind, name=f"{i} {kind}") for i in range(3)]
+        monkeypatch.setitem(plan_design.SECTIONS, section, partial(list, found))
+
+    def measured(case: plan_design.Case, options: Options) -> list[dict[str, Any]]:
+        with (tmp_path / "log").open("a") as log:
+            log.write(f"{case.name} {options.seconds}\n")
+        time.sleep(0.2)
+        return [{}]
+
+    for kind in kinds.values():
+        monkeypatch.setitem(plan_sweep.MEASURES, kind, measured)
+    monkeypatch.setattr(plan_sweep, "clean", lambda device: None)
+    options = Options(device=torch.device("cuda"), tiny=False, seconds=0.5, output=tmp_path)
+    budgets = dict.fromkeys(plan_sweep.BUDGETS, 20.0)
+    plan_sweep.sweep(list(kinds), options, budgets, frozenset({("2 train", "train")}))
+    log = (tmp_path / "log").read_text().splitlines()
+    compiled = ["0 train 0.0", "1 train 0.0"]  # in no time
+    assert sorted(log[:5]) == sorted([*compiled, *(f"{i} limits 0.5" for i in range(3))])
+    assert log[5:] == ["0 train 0.5", "1 train 0.5", *(f"{i} kernels 0.5" for i in range(3))]
 
 
 def test_processes_that_fail_or_hang_do_not_stop_the_others(tmp_path: Path) -> None:
     def fails() -> None:
         raise ValueError("wrong")
 
-    works = [(tmp_path / "done").touch, fails, lambda: time.sleep(600)]
-    plan_sweep.side_by_side(works, seconds=3)
+    def hangs() -> None:
+        plan_sweep.in_its_own_process(hang, str(tmp_path / "pid"))
+
+    works: list[Callable[[], None]] = [(tmp_path / "done").touch, fails, hangs]
+    plan_sweep.side_by_side([(work, 3.0) for work in works])
     assert (tmp_path / "done").exists()
+    # What the one that was ended had started is ended, too, or it would disturb what is timed.
+    pid = int((tmp_path / "pid").read_text())
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.wait_procs([psutil.Process(pid)], timeout=10)
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def hang(note: str) -> None:
+    Path(note).write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+def test_trials_come_nearer_to_the_least_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a configuration that was planned to need 100 bytes needed 102."""
+
+    def trial(case: plan_design.Case, options: Options, limit: float | None) -> dict[str, Any]:
+        if limit is not None:
+            return {"fits": limit >= 102}
+        sizes = {"allocated_bytes": 100, "reserved_bytes": 150}
+        return {"fits": True, "predicted": {"memory_bytes": 100}} | sizes
+
+    monkeypatch.setattr(plan_sweep, "trial", trial)
+    monkeypatch.setattr(plan_sweep, "in_its_own_process", plan_sweep._called)
+    options = Options(device=torch.device("cuda"), tiny=True, seconds=0.0, output=Path())
+    case = plan_design.near_limits()[0]
+    found = [(row["limit_bytes"], row["fits"]) for row in plan_sweep.measure_limits(case, options)]
+    assert found[:3] == [(None, True), (96, False), (104, True)]
+    assert found[3:] == [(100, False), (102, True), (101, False)]
+
+
+def test_what_ends_a_trial_ends_it_alone() -> None:
+    def ends() -> None:
+        os._exit(3)
+
+    assert plan_sweep.in_its_own_process(max, 1, 2) == 2
+    with pytest.raises(RuntimeError, match="ended early"):
+        plan_sweep.in_its_own_process(ends)
 
 
 def test_out_of_memory_is_known_behind_another_error() -> None:

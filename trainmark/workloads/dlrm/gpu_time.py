@@ -6,8 +6,8 @@
     starts    many small kernels, the optimiser of the MLPs among them; waiting for the host
     update    the rows of the tables
 
-The sort of the next batch's ids is hidden. Constants are those of one H200: each was fitted to its
-own kernels in 20 configurations, `STRETCH` to whole steps; 20 others test them (docs/planning.md).
+Constants are those of one H200: each was fitted to its
+own kernels in 17 configurations, `STRETCH` and `SORTED` to whole steps; 23 others test them (docs/planning.md).
 Bytes are over the rate of a copy; seconds are the same on every GPU, an assumption.
 """
 
@@ -41,21 +41,31 @@ GRADIENT_ROW, CHANGED_ROW = 1.53, 0.64
 LOOKED_UP, SUMMED, ADAGRAD, SUMMED_WIDE = 60, 175, 219, 1520
 ONE_WARP = 128  # columns
 STORE_S = 20e-6  # of the first and the last kernels of a store's chain
+# Of what is read again soon, and so from the cache: rows of bags, and gradients that a bag's rows
+# share. Both are DLRM-DCNv2's.
+READ_AGAIN, SHARED_GRADIENT = 0.15, 0.5
+# The next batch's ids are sorted beside the step, which that slows, by so many bytes for each; of
+# bags their places are found as well.
+SORTED, SORTED_BAG = 130, 490
 
 # Passes over activations: bytes for each byte or number.
 MASKED = 3.23  # a gradient is read, masked and written
 LOSS = 7.0  # the last layer, its loss and gradient, a number of what it reads
 QUANTIZED, MASKED_CODES, PADDED = 6.3, 5.8, 11.1  # in fp8
 BIASES = 0.47  # gradients of biases, a number of the hidden layers
-PARAMETER = 23.0  # a pass over the MLPs' weights, of small tensors
+WEIGHT, WEIGHT_WITH_STATE = 23.0, 72.0  # a weight of the MLPs, and what its state adds
 
-STEP_S = 168e-6
-"""Of about 90 small kernels, and between two steps."""
-FP8_S = 86e-6
-"""Of the small kernels that find scales."""
-ADAGRAD_LAYER_S = 27e-6
-"""Of the small kernels that update a layer of the MLPs."""
-STRETCH, RESTS = 0.06, 0.2
+KERNEL_S = 3e-6
+"""Of the first and the last programs of a kernel, as products have them."""
+STEP_S = 145e-6
+"""Of small kernels, and between two steps."""
+CAST_S = 30e-6
+"""Of those that make 16 bits of weights and inputs."""
+FP8_S = 102e-6
+"""Of those that find scales."""
+STATE_LAYER_S = 24e-6
+"""Of those that update a layer of the MLPs which has a state."""
+STRETCH, RESTS = 0.05, 0.2
 """Products in 16 bits and tf32 bring a GPU to its power limit, where it takes longer; not so where
 small kernels take this share of a step."""
 HOST_S = 0.25e-3
@@ -96,16 +106,11 @@ def gpu_time(
     passes += count * _interaction_s(cfg, rates, samples, backward=True)
     update = _update_s(cfg, rates, samples * count, profiles)
     total = forward + products + passes + update + small
-    stretch = 1.0
     if cfg.precision in ("bf16", "fp16", "tf32"):
-        stretch += STRETCH * max(0.0, 1 - small / total / RESTS)
-    waiting = max(0.0, HOST_S * count - total * stretch)
+        products *= 1 + STRETCH * max(0.0, 1 - small / total / RESTS)
+    waiting = max(0.0, HOST_S * count - (forward + products + passes + update + small))
     return StepTime(
-        forward=forward * stretch,
-        products=products * stretch,
-        passes=passes * stretch,
-        starts=small * stretch + waiting,
-        update=update * stretch,
+        forward=forward, products=products, passes=passes, starts=small + waiting, update=update
     )
 
 
@@ -134,7 +139,7 @@ def _layers_s(cfg: DlrmRun, rates: Rates, samples: int) -> float:
         )
         if is_masked and back == "input":
             size = MASKED_CODES if precision == "fp8" else MASKED * element_bytes(cfg.precision)
-            total += size * samples * layer.fan_in / rates.copy
+            total += KERNEL_S + size * samples * layer.fan_in / rates.copy
     return total
 
 
@@ -183,10 +188,11 @@ def _moved_for_fp8(cfg: DlrmRun) -> float:
 def _small_s(cfg: DlrmRun, rates: Rates) -> float:
     """Once a step: small kernels, and the optimiser of the MLPs."""
     has_state = cfg.optimizer.name != "sgd"
-    passes = 1 + 2 * has_state + (element_bytes(cfg.precision) == 2)
-    layers = len(cfg.model.dense_layers) * has_state
-    weights = PARAMETER * passes * cfg.model.dense_parameters / rates.copy
-    return STEP_S + FP8_S * (cfg.precision == "fp8") + ADAGRAD_LAYER_S * layers + weights
+    casts = element_bytes(cfg.precision) == 2
+    starts = STEP_S + CAST_S * casts + FP8_S * (cfg.precision == "fp8")
+    starts += STATE_LAYER_S * len(cfg.model.dense_layers) * has_state
+    moved = cfg.model.dense_parameters * (WEIGHT + WEIGHT_WITH_STATE * has_state)
+    return starts + moved / rates.copy
 
 
 # --- tables
@@ -200,21 +206,23 @@ def _interaction_s(cfg: DlrmRun, rates: Rates, samples: int, *, backward: bool =
     has_pairs = model.interaction == "dot"
     if cfg.precision == "fp32" and has_pairs:
         once, each = FP32_BACKWARD if backward else FP32_FORWARD
-        return samples * padded * dim * (once + each * padded) / rates.peaks["fp32"]
+        operations = samples * padded * dim * (once + each * padded)
+        return KERNEL_S + operations / rates.peaks["fp32"]
     two = len({row.weight for row in stored_rows(cfg)}) > 1
     moved = vectors * dim * (VECTOR_BYTES + TWO_STORES * two) + PAIR_BYTES * padded**2 * has_pairs
-    return samples * element * moved * (BACKWARD if backward else 1) / rates.copy
+    return KERNEL_S + samples * element * moved * (BACKWARD if backward else 1) / rates.copy
 
 
 def _pool_s(cfg: DlrmRun, rates: Rates, samples: int, profiles: Sequence[AccessProfile]) -> float:
     """Of reading the rows of every bag, and writing their sums; counted, not fitted."""
-    dim = cfg.model.embedding_dim
-    moved = sum(
-        profile.hotness * max(MIN_ACCESS, dim * profile.stored.weight)
-        + dim * element_bytes(cfg.precision)
-        for profile in profiles
-    )
-    return samples * moved / rates.copy
+    dim, moved = cfg.model.embedding_dim, 0.0
+    for profile in profiles:
+        lookups = samples * profile.hotness
+        first = profile.distinct((0, profile.rows), lookups)
+        row = max(MIN_ACCESS, dim * profile.stored.weight)
+        moved += row * (first + READ_AGAIN * (lookups - first))
+        moved += samples * dim * element_bytes(cfg.precision)
+    return moved / rates.copy
 
 
 def _update_s(cfg: DlrmRun, rates: Rates, samples: int, profiles: Sequence[AccessProfile]) -> float:
@@ -227,7 +235,9 @@ def _update_s(cfg: DlrmRun, rates: Rates, samples: int, profiles: Sequence[Acces
         changed = profile.distinct((0, profile.rows), lookups)
         row = dim * (profile.stored.weight + per_element) + per_row * 8  # of a sector of 32 bytes
         is_summed = per_row > 0 or profile.stored.scale > 0
-        each = GRADIENT_ROW * (dim * element_bytes(cfg.precision) + 12) + LOOKED_UP
+        gradients = samples + SHARED_GRADIENT * (lookups - samples)
+        moved += gradients * GRADIENT_ROW * (dim * element_bytes(cfg.precision) + 12)
+        each = LOOKED_UP + (SORTED_BAG if cfg.model.has_bags else SORTED)
         each += SUMMED * is_summed + ADAGRAD * (per_element > 0)
         wide = SUMMED_WIDE * (is_summed and dim > ONE_WARP)
         moved += lookups * each + changed * (2 * CHANGED_ROW * row + wide)
