@@ -1,15 +1,14 @@
 """What the norm of the gradient costs, and `--check-every`: steps with them, and with neither.
 
-    python benchmarks/gradient_norm.py               # on a GPU, some 5 minutes
+    python benchmarks/gradient_norm.py               # on a GPU, some 2 minutes
     python benchmarks/gradient_norm.py --small       # on a CPU, some 2 minutes
 
-The variants take turns in one process, on the same batches; on a GPU, whose graphs keep what they
-were captured with, each has a trainer of its own. Their costs are medians, over all turns, of a
-turn's time against that of the one without anything.
+The variants take turns in one process, with one trainer, on the same batches; DLRM's CUDA graphs
+keep what they were captured with, so that each variant has its own. Their costs are medians, over
+all turns, of a turn's time against that of the one without anything.
 
     norm      as trainmark trains: the norm, from which it also knows that gradients are finite
-    again     the same in another trainer: what two of one kind differ by (a GPU has no room for one
-              more Llama-3)
+    again     the same once more: what two of one kind differ by
     finite    sums of absolute values, which tell that alone
     neither   nothing looks at the gradients
     checked   loss and gradients are computed twice, and compared
@@ -19,7 +18,6 @@ Llama-3 clips by the norm, so it has no `finite`. A last row is the time to writ
 
 import argparse
 import dataclasses
-import functools
 import itertools
 import random
 import statistics
@@ -42,6 +40,7 @@ from trainmark.hardware.backends import synchronizer
 from trainmark.hardware.devices import Cluster, identify
 from trainmark.run.curves import CurveWriter, Step, Stretch
 from trainmark.run.loop import build_trainer
+from trainmark.workloads.dlrm.slots import Slots
 
 
 def finite(gradients: Sequence[Tensor], others: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -64,8 +63,9 @@ PLACES: dict[str, tuple[str, list[Callable[..., Any]]]] = {
     ),
 }
 """Of each workload: what computes the norm, and what stands in for it."""
-BUDGET_S, FEWEST_TURNS = 60, 10
-"""For the turns of a run on a GPU."""
+FEWEST_TURNS = 10
+STEPS_OF_A_TURN = {"dlrm": 20, "distilbert": 4, "llama3": 1}
+"""On a GPU. On a CPU it is one: a thread's own time, which others on the machine hardly change."""
 Runs = dict[str, dict[str, Any]]
 GPU_RUNS: Runs = {
     "dlrm-small": {"data": "synthetic"},
@@ -75,30 +75,30 @@ GPU_RUNS: Runs = {
 CPU_RUNS: Runs = {"dlrm-demo": {}, "distilbert-demo": {}, "llama3-demo": {}}
 
 
-def costs(run: str, changes: dict[str, Any], device: torch.device, turns: int) -> dict[str, Any]:
+def costs(
+    run: str, changes: dict[str, Any], device: torch.device, turns: int, budget_s: float
+) -> dict[str, Any]:
     """One row: seconds of a step by variant, and the costs of norm and checks."""
     cluster = Cluster(identify(device).key, 1, 1)
     named = dataclasses.replace(workloads.named_run(run), device=device.type, **changes)
     cfg = workloads.resolve(named, cluster)
     place, stand_ins = PLACES[cfg.workload]
     others = ["finite", "neither"] if len(stand_ins) == 2 else ["neither"]
-    again = ["again"] if device.type == "cpu" or cfg.workload != "llama3" else []
-    names = ["norm", *again, *others, "checked"]
+    names = ["norm", "again", *others, "checked"]
     workload = workloads.load(cfg.workload)
-    build = functools.partial(build_trainer, cfg, workload, single(device))
-    shared = build() if device.type == "cpu" else None
+    trainer = build_trainer(cfg, workload, single(device))
     batches = list(itertools.islice(workload.build_data(cfg, "train", 0, 1), 4))
     steps = {
-        name: _stepper(shared or build(), batches, place, stand_in)
-        for name, stand_in in zip(names, [None, *(None for _ in again), *stand_ins], strict=False)
+        name: _stepper(trainer, batches, place, stand_in)
+        for name, stand_in in zip(names, [None, None, *stand_ins], strict=False)
     }
     checked = filled(workload.checked_step)
-    steps["checked"] = _stepper(shared or build(), batches, place, None, checked)
+    steps["checked"] = _stepper(trainer, batches, place, None, checked)
     of_step: dict[str, list[float]] = {name: [] for name in steps}
     began = time.monotonic()
     for turn in range(-2, turns):
         spent = 0 if device.type == "cpu" else time.monotonic() - began
-        if turn >= FEWEST_TURNS and spent > BUDGET_S:
+        if turn >= FEWEST_TURNS and spent > budget_s:
             turns = turn
             break
         for name in random.sample(names, len(names)):
@@ -112,7 +112,7 @@ def costs(run: str, changes: dict[str, Any], device: torch.device, turns: int) -
         pairs = zip(of_step[name], of_step[against], strict=True)
         return statistics.median(a / b - 1 for a, b in pairs)
 
-    row |= {f"cost_of_{name}": cost(name, "neither") for name in ["norm", *again, *others[:-1]]}
+    row |= {f"cost_of_{name}": cost(name, "neither") for name in ["norm", "again", *others[:-1]]}
     return row | {"cost_of_checking_1_in_200": cost("checked", "norm") / 200}
 
 
@@ -127,11 +127,14 @@ def _stepper(
     device = trainer.mesh.device
     wait, found = synchronizer(device), itertools.cycle(batches)
     on_cpu = device.type == "cpu"
-    # On a CPU one thread's own time, which others on the machine hardly change.
-    of_a_turn = 20 if trainer.cfg.workload == "dlrm" else 4
-    count, now = (1, time.process_time) if on_cpu else (of_a_turn, time.perf_counter)
+    count = 1 if on_cpu else STEPS_OF_A_TURN[trainer.cfg.workload]
+    now = time.process_time if on_cpu else time.perf_counter
+    # CUDA graphs of this variant alone, captured in its first steps.
+    slots = Slots(trainer._copy, trainer._train_in_slot) if _has_slots(trainer) else None
 
     def steps() -> float:
+        if slots is not None:
+            trainer._slots = slots
         with mock.patch(place, stand_in) if stand_in else nullcontext():
             wait()
             began = now()
@@ -145,6 +148,10 @@ def _stepper(
         return seconds / count
 
     return steps
+
+
+def _has_slots(trainer: Any) -> bool:
+    return getattr(trainer, "_slots", None) is not None
 
 
 def writing(steps: int = 100, looks: int = 200) -> dict[str, Any]:
@@ -167,6 +174,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--turns", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=20, help="of a run's turns on a GPU")
     parser.add_argument("--runs", nargs="+", help="some of the named runs only")
     parser.add_argument("--results", type=Path, help="write the results here instead")
     options = parser.parse_args()
@@ -176,7 +184,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     rows = []
     for run, changes in chosen.items():
-        rows.append(costs(run, changes, device, options.turns))
+        rows.append(costs(run, changes, device, options.turns, options.seconds))
         print(rows[-1], flush=True)
     rows.append(writing())
     print(rows[-1], flush=True)

@@ -23,7 +23,7 @@ import torch
 
 from tests.distributed import joining
 from trainmark import cli
-from trainmark.distributed import heartbeat, launch_torchrun, mesh
+from trainmark.distributed import launch_torchrun, mesh
 from trainmark.errors import InputError
 
 FAILS_AT = 5
@@ -72,10 +72,12 @@ if __name__ == "__main__":
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         launch_torchrun.RANK = ["-m", "tests.distributed.broken_rank", how]
         sys.exit(cli.main())
+    from trainmark.distributed.heartbeat import Heartbeat
     from trainmark.distributed.launched import leave, run_rank
+    from trainmark.run import runner
 
     if not _on_a_gpu():
-        heartbeat.BEAT_S, heartbeat.SILENCE_S = BEAT_S, SILENCE_S
+        runner.Heartbeat = partial(Heartbeat, beat_s=BEAT_S, silence_s=SILENCE_S)  # type: ignore[assignment,misc]
     else:
         joining.share_the_gpu(int(os.environ["RANK"]))
         mesh.local_device = joining.device_of
