@@ -36,6 +36,7 @@ from trainmark.clicklog.sources.lists import ListReading
 from trainmark.clicklog.sources.number_readings import NumberReading
 from trainmark.clicklog.sources.recipes import RECIPES, Recipe
 from trainmark.clicklog.sources.rows import Column, Values
+from trainmark.config import filled
 from trainmark.errors import InputError
 
 Rows = Sequence[Sequence[Any]]
@@ -89,11 +90,6 @@ def open_dataset(data: Path) -> RawValues | None:
     ]
     if "recipe" in files.read_json(data / MANIFEST).get("settings", {}):
         return CriteoValues(data / VOCABULARY, rules, recipe)
-    if "inputs" not in facts:
-        raise InputError(
-            f"{data} does not say how its columns were read: it is from an earlier version. "
-            "Prepare it again, or use --values prepared."
-        )
     return TabularValues(data / VOCABULARY, rules, facts["inputs"])
 
 
@@ -312,7 +308,7 @@ class TabularValues:
 
 
 def _reading(use: ColumnUse) -> NumberReading:
-    return number_readings.parse(use.reading or "plain")  # what earlier versions had
+    return number_readings.parse(filled(use.reading))
 
 
 def _inferred(values: Sequence[Any]) -> pa.Array | None:
