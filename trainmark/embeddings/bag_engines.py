@@ -22,6 +22,7 @@ from trainmark.embeddings.tables.update import UpdateRule
 from trainmark.kernels.interaction import dot_interaction
 from trainmark.kernels.pool_rows import Bags, pool_rows
 from trainmark.kernels.sparse_update import Rule, SortedRows, sort_rows
+from trainmark.kernels.table_formats import Tables
 from trainmark.training.transfer import used_here
 
 
@@ -60,7 +61,7 @@ class LocalBagEngine(LocalEngine):
         used_here([ids_N])
         shape = (samples, len(self._hotness), self.store.width)
         rows_BFD = self.store.weight.new_empty(shape)
-        self.store.pool_into(ids_N, bags, rows_BFD.view(-1, self.store.width))
+        pool_rows(ids_N, bags, Tables(self.store.rows), rows_BFD.view(-1, self.store.width))
         return rows_BFD
 
     def rows_in_use(self, prepared: Any) -> list[Tensor]:

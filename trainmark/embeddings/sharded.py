@@ -51,7 +51,7 @@ from trainmark.kernels.compiled import is_compiled_for
 from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.gather_rows import gather_rows_into
 from trainmark.kernels.interaction import dot_interaction
-from trainmark.kernels.pool_rows import pool_rows
+from trainmark.kernels.pool_rows import Bags, pool_rows
 from trainmark.kernels.sparse_update import SortedRows
 from trainmark.kernels.table_formats import Rows, Tables
 from trainmark.training.transfer import used_here
@@ -231,21 +231,14 @@ class ShardedEngine(RankTables, EmbeddingEngine):
             end = begin + segment.ids.stop - segment.ids.start
             part = rows[segment.rows].view(-1, self._mine[segment.store].width)
             listed = requested.rows[begin:end]
-            if segment.bags is None:
-                requested.holder.gather_into(listed, part)
-            else:
-                requested.holder.pool_into(listed, segment.bags, part)
+            _read(requested.holder.rows, listed, segment.bags, part)
             begins[segment.store] = end
 
     def _read_replicas(self, prepared: RowExchange, rows: Tensor) -> None:
         """Of replicated tables, what this rank's samples need."""
-        into, bags = rows.view(-1, self.routes.dim), prepared.replica_bags
-        if not len(into):
-            return
-        if bags is None:
-            self.replicas.gather_into(prepared.replica_ids, into)
-        else:
-            self.replicas.pool_into(prepared.replica_ids, bags, into)
+        into = rows.view(-1, self.routes.dim)
+        if len(into):
+            _read(self.replicas.rows, prepared.replica_ids, prepared.replica_bags, into)
 
     def _replica_elements(self, prepared: RowExchange) -> int:
         """Of the rows of replicated tables that a micro-batch has."""
@@ -441,3 +434,11 @@ class ShardedEngine(RankTables, EmbeddingEngine):
         sent = all_reduce_sent_bytes(self.replicas.buffer_bytes, self.routes.devices)
         self.sent_bytes["replicas"] += sent
         return work
+
+
+def _read(table: Rows, ids: Tensor, bags: Bags | None, into: Tensor) -> None:
+    """Write rows, or the sums of bags of them, to a contiguous tensor, in its type."""
+    if bags is None:
+        gather_rows_into(into, ids, Tables(table))
+    else:
+        pool_rows(ids, bags, Tables(table), into)

@@ -11,10 +11,8 @@ from torch import Tensor, nn
 from trainmark.embeddings.tables.row_update import Plan, Settings, plan_sorted
 from trainmark.embeddings.tables.store import INIT_BLOCK_ROWS, PartRows, TablePart, init_part
 from trainmark.embeddings.tables.update import State
-from trainmark.kernels.gather_rows import gather_rows_into
-from trainmark.kernels.pool_rows import Bags, pool_rows
 from trainmark.kernels.sparse_update import Rule, SortedRows, update_rows
-from trainmark.kernels.table_formats import FORMATS, Rows, Tables, encode, new_rows
+from trainmark.kernels.table_formats import FORMATS, Rows, encode, new_rows
 from trainmark.training.seeding import stream_seed
 
 LARGEST_INT32 = 2**31 - 1
@@ -94,14 +92,6 @@ class FormatStore(nn.Module):
     @property
     def rows(self) -> Rows:
         return Rows(self.codes, self.scales)
-
-    def gather_into(self, ids: Tensor, rows: Tensor) -> None:
-        """Write the rows to a contiguous [n, width] tensor, in its type."""
-        gather_rows_into(rows, ids, Tables(self.rows))
-
-    def pool_into(self, ids: Tensor, bags: Bags, rows: Tensor) -> None:
-        """Write the sums of bags of rows to their places in a contiguous tensor, in its type."""
-        pool_rows(ids, bags, Tables(self.rows), rows)
 
     def plan_update(self, ids: Tensor, places: Tensor | None = None) -> SortedRows:
         """What an update of the rows `ids` needs; ahead of the step."""

@@ -15,9 +15,7 @@ from trainmark.embeddings.tables import row_update
 from trainmark.embeddings.tables.row_update import Plan, Settings
 from trainmark.embeddings.tables.update import State, UpdateRule
 from trainmark.hardware.allocator import use_huge_pages
-from trainmark.kernels.gather_rows import gather_rows_into
-from trainmark.kernels.pool_rows import Bags, pool_rows
-from trainmark.kernels.table_formats import Rows, Tables
+from trainmark.kernels.table_formats import Rows
 from trainmark.training.seeding import drawing_device, generator
 
 # Rows that share one random stream. Values depend on (seed, table, row) only, so that a rank that
@@ -91,17 +89,13 @@ class TableStore(nn.Module):
         self.register_buffer("weight", weight, persistent=False)
         self.optimizer_state: State = {}
 
+    @property
+    def rows(self) -> Rows:
+        return Rows(self.weight)
+
     def gather(self, ids: Tensor) -> Tensor:
         """[n] rows of the store -> [n, width]."""
         return self.weight.index_select(0, ids)
-
-    def gather_into(self, ids: Tensor, rows: Tensor) -> None:
-        """Write the rows to a contiguous [n, width] tensor, in its type."""
-        gather_rows_into(rows, ids, Tables(Rows(self.weight)))
-
-    def pool_into(self, ids: Tensor, bags: Bags, rows: Tensor) -> None:
-        """Write the sums of bags of rows to their places in a contiguous tensor, in its type."""
-        pool_rows(ids, bags, Tables(Rows(self.weight)), rows)
 
     def plan_update(self, ids: Tensor, places: Tensor | None = None) -> Plan:
         """What an update of the rows `ids` needs; ahead of the step."""
