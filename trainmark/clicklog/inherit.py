@@ -114,10 +114,12 @@ def open_dataset(path: Path) -> Inherited:
         )
     if facts.get("recipe") not in RECIPES or not isinstance(facts.get("columns"), dict):
         raise InputError(f"{vocabularies / 'vocabulary.json'} is not what `prepare` writes.")
-    for number, name in enumerate(facts["columns"]):
-        vocabulary = vocabularies / f"cat_{number}.parquet"
-        if not vocabulary.is_file():
+    vocabularies = vocabularies.absolute()
+    of_columns = {name: f"cat_{number}.parquet" for number, name in enumerate(facts["columns"])}
+    for name, file in of_columns.items():
+        if not (vocabularies / file).is_file():
             raise InputError(f"{path}: the vocabulary of its column {name} is gone.")
-        checksums.check_file(vocabulary.absolute())
-    manifest = files.read_json(vocabularies.absolute().parent / MANIFEST)
-    return Inherited(str(path), vocabularies.absolute(), facts, manifest.get("settings", {}))
+    dataset = vocabularies.parent
+    checksums.check(dataset, [f"{vocabularies.name}/{file}" for file in of_columns.values()])
+    settings = files.read_json(dataset / MANIFEST).get("settings", {})
+    return Inherited(str(path), vocabularies, facts, settings)
