@@ -21,7 +21,7 @@ import numpy as np
 from rich.table import Table
 
 from trainmark import files, progress
-from trainmark.clickdata import terabyte
+from trainmark.clickdata import feature_spec, terabyte
 from trainmark.clickdata.planted import (
     CARDINALITIES,
     MANIFEST,
@@ -212,7 +212,8 @@ def _generate(wanted: Wanted) -> None:
         if wanted.signal:
             facts["best_auc_all_days"] = log.auc(every_day)
         if wanted.format == "split_binary":
-            split_binary.write_specs(partial, wanted.cardinalities, wanted.num_numerical, metadata)
+            shape = (wanted.cardinalities, wanted.num_numerical)
+            split_binary.write_specs(partial, feature_spec.default_spec(*shape, metadata))
         schema = {"schema": "trainmark.synthetic/1"}
         files.write_json(partial / MANIFEST, schema | {"settings": wanted.settings()} | facts)
 

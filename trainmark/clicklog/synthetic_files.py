@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trainmark.clickdata import feature_spec
 from trainmark.clickdata.numerical import MISSING, log_transform
 from trainmark.clickdata.planted import MAX_COUNT
 from trainmark.clicklog.engine import split_binary
@@ -128,7 +129,7 @@ class SplitBinary:
     """The dataset that `trainmark train` reads. The rows need no shuffling."""
 
     def __init__(self, log: Log, cardinalities: tuple[int, ...], num_numerical: int) -> None:
-        self._columns = (cardinalities, num_numerical)
+        self._spec = feature_spec.default_spec(cardinalities, num_numerical)
 
     def encode(self, rows: LogRows) -> Arrays:
         return rows.labels, log_transform(rows.numerical), rows.categorical
@@ -137,10 +138,10 @@ class SplitBinary:
         return len(block[0])
 
     def create(self, folder: Path, piece: Split) -> None:
-        split_binary.Writer(folder, piece.name, *self._columns).close()
+        split_binary.Writer(folder, piece.name, self._spec).close()
 
     def write(self, folder: Path, piece: Split, place: int, block: Arrays) -> None:
-        with split_binary.Writer(folder, piece.name, *self._columns, first_row=place) as writer:
+        with split_binary.Writer(folder, piece.name, self._spec, place) as writer:
             writer.append(*block)
 
 
