@@ -16,12 +16,12 @@ from trainmark.embeddings.engine import Interaction, LocalEngine
 from trainmark.embeddings.fused import FusedEngine
 from trainmark.embeddings.tables.bags import BagLists
 from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
-from trainmark.embeddings.tables.format_store import LARGEST_INT32, Formats
+from trainmark.embeddings.tables.formats import LARGEST_INT32, Formats
 from trainmark.embeddings.tables.row_update import Plan
 from trainmark.embeddings.tables.update import UpdateRule
 from trainmark.kernels.interaction import dot_interaction
 from trainmark.kernels.pool_rows import Bags, pool_rows
-from trainmark.kernels.sparse_update import Rule, SortedRows, sort_rows
+from trainmark.kernels.sparse_update import SortedRows, sort_rows
 from trainmark.kernels.table_formats import Tables
 from trainmark.training.transfer import used_here
 
@@ -114,7 +114,7 @@ class FusedBagEngine(FusedEngine):
         self,
         table_rows: Sequence[int],
         dim: int,
-        rule: Rule,
+        rule: UpdateRule,
         formats: Formats,
         dtype: torch.dtype = torch.float32,
         *,

@@ -39,10 +39,10 @@ from trainmark.embeddings.exchange.connection import Connection
 from trainmark.embeddings.exchange.routes import Routes
 from trainmark.embeddings.exchange.row_exchange import RequestedRows, RowExchange
 from trainmark.embeddings.exchange.squares import ColumnSquares
-from trainmark.embeddings.exchange.stores import RankTables, Store
+from trainmark.embeddings.exchange.stores import RankTables
 from trainmark.embeddings.placement.placement import Placement
 from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
-from trainmark.embeddings.tables.format_store import Formats
+from trainmark.embeddings.tables.formats import Formats
 from trainmark.embeddings.tables.host import HostStore, WorkingSet
 from trainmark.embeddings.tables.row_update import Settings, plan_update, summed_rows
 from trainmark.embeddings.tables.store import TableStore
@@ -57,8 +57,6 @@ from trainmark.kernels.table_formats import Rows, Tables
 from trainmark.training.transfer import used_here
 
 INT32_ROWS = 2**31
-_Sliced = TableStore | WorkingSet
-"""What may have some columns of rows: of fp32 alone."""
 
 
 class ShardedEngine(RankTables, EmbeddingEngine):
@@ -380,12 +378,12 @@ class ShardedEngine(RankTables, EmbeddingEngine):
             requested, grads = self._collected(index, looked_up)
             rows, grads = summed_rows(requested.plan, grads, settings)
             holders[index], summed[index] = requested.holder, (rows, grads)
-            in_store[index] = (cast(_Sliced, requested.holder).in_store(rows), grads)
+            in_store[index] = (requested.holder.in_store(rows), grads)
             repeat = isinstance(requested.plan, SortedRows)
         means, sent_bytes = squares.means(self._connect().rows, in_store, repeat=repeat)
         self.sent_bytes["squares"] += sent_bytes
         for index, (rows, grads) in summed.items():
-            cast(_Sliced, holders[index]).update_summed(rows, grads, means[index], settings)
+            holders[index].update_summed(rows, grads, means[index], settings)
             self._updated(index, holders[index])
 
     def _collected(self, index: int, looked_up: list[RowExchange]) -> tuple[RequestedRows, Tensor]:
@@ -414,7 +412,7 @@ class ShardedEngine(RankTables, EmbeddingEngine):
             before += sum(s.bags.num_rows for s in segments if s.bags is not None)
         return joined(found)
 
-    def _updated(self, index: int, holder: Store | WorkingSet) -> None:
+    def _updated(self, index: int, holder: TableStore | WorkingSet) -> None:
         if isinstance(holder, WorkingSet):
             cast(HostStore, self.stores[index]).write_back(holder)
 

@@ -64,7 +64,7 @@ class WorkingSet:
     def update(self, plan: Plan, grads: Tensor, settings: Settings) -> None:
         """Change rows, duplicates included. Overwrites `grads`."""
         state = self.state | self.shared_state
-        row_update.update(self.rule, self.weight, state, plan, grads, settings)
+        row_update.update(self.rule, self.rows, state, plan, grads, settings)
 
     def update_summed(
         self, rows: Tensor, grads: Tensor, mean_square: Tensor, settings: Settings
