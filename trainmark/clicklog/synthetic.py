@@ -17,11 +17,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from rich.table import Table
 
 from trainmark import files, progress
 from trainmark.clickdata import feature_spec, terabyte
+from trainmark.clickdata.best_auc import NO_ROWS, BinCounts
 from trainmark.clickdata.planted import (
     CARDINALITIES,
     MANIFEST,
@@ -33,7 +33,7 @@ from trainmark.clicklog.engine import split_binary
 from trainmark.clicklog.engine.splits import Split, SplitRule
 from trainmark.clicklog.synthetic_blocks import Block
 from trainmark.clicklog.synthetic_files import FORMATS
-from trainmark.clicklog.synthetic_logs import Counts, Log, PlantedLog, TerabyteLog
+from trainmark.clicklog.synthetic_logs import Log, TerabyteLog
 from trainmark.errors import InputError, raise_all
 from trainmark.progress import SafeConsole
 
@@ -98,14 +98,13 @@ class Wanted(Options):
         if self.like == "terabyte":
             # Raw values are all there: preparation counts them, and finds the rare ones.
             return TerabyteLog(self.last_day, None if self.format == "raw" else self.cardinalities)
-        planted = PlantedClicks(
+        return PlantedClicks(
             seed=self.seed,
             cardinalities=self.cardinalities,
             num_numerical=self.num_numerical,
             ids=self.ids,
             signal=self.signal,
         )
-        return PlantedLog(planted)
 
 
 def prepare(options: Options) -> None:
@@ -189,28 +188,27 @@ def _pieces(wanted: Wanted) -> list[Split]:
 
 def _generate(wanted: Wanted) -> None:
     log = wanted.log()
-    every_day, last_day = np.zeros((2, 2, log.num_bins), np.int64)
+    counts = {"earlier days": NO_ROWS, "last day": NO_ROWS}
     with files.building(wanted.output) as partial:
         with progress.rows_bar("Generating rows", wanted.rows) as advance:
 
-            def done(block: Block, made: Counts) -> None:
-                in_last_day = block.start >= wanted.last_day
-                for counts in (every_day, last_day)[: 2 if in_last_day else 1]:
-                    counts += made
+            def done(block: Block, made: BinCounts) -> None:
+                counts["earlier days" if block.start < wanted.last_day else "last day"] += made
                 advance(block.stop - block.start)
 
             form = FORMATS[wanted.format](log, wanted.cardinalities, wanted.num_numerical)
             synthetic_blocks.write(log, form, _pieces(wanted), partial, wanted.workers, done)
-        if not last_day.sum(axis=1).all():
+        last_day, every_day = counts["last day"], sum(counts.values(), NO_ROWS)
+        if not (last_day.clicks.any() and last_day.others.any()):
             raise InputError(
                 "All rows of the last day have the same label, so that no AUC can be measured. "
                 f"Ask for more --rows than {wanted.rows}, or another --seed."
             )
         # Without a signal there is nothing to reach, and so no best AUC to set a target by.
-        metadata = {"best_auc": log.auc(last_day)} if wanted.signal else {}
-        facts = {"click_rate": float(every_day[0].sum() / every_day.sum())} | metadata
+        metadata = {"best_auc": last_day.auc} if wanted.signal else {}
+        facts = {"click_rate": float(every_day.clicks.sum() / every_day.rows)} | metadata
         if wanted.signal:
-            facts["best_auc_all_days"] = log.auc(every_day)
+            facts["best_auc_all_days"] = every_day.auc
         if wanted.format == "split_binary":
             shape = (wanted.cardinalities, wanted.num_numerical)
             split_binary.write_specs(partial, feature_spec.default_spec(*shape, metadata))

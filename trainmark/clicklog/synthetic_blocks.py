@@ -9,11 +9,12 @@ from pathlib import Path
 from threading import Condition
 from typing import Any
 
+from trainmark.clickdata.best_auc import BinCounts
 from trainmark.clickdata.planted import BLOCK_ROWS
 from trainmark.clicklog.engine.splits import Split
 from trainmark.clicklog.engine.workers import Call, Workers
 from trainmark.clicklog.synthetic_files import Format
-from trainmark.clicklog.synthetic_logs import Counts, Log
+from trainmark.clicklog.synthetic_logs import Log
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def write(
     pieces: Sequence[Split],
     folder: Path,
     workers: int,
-    done: Callable[[Block, Counts], None],
+    done: Callable[[Block, BinCounts], None],
 ) -> None:
     """Write all rows of the pieces, in processes where there is enough to make.
 
@@ -111,11 +112,11 @@ class _Maker:
         self._log, self._form, self._folder = log, form, folder
         self._made: tuple[Block, Any]
 
-    def make(self, block: Block) -> tuple[int, Counts]:
-        rows, counts = self._log.rows(block.start, block.stop)
+    def make(self, block: Block) -> tuple[int, BinCounts]:
+        rows = self._log.rows(block.start, block.stop)
         encoded = self._form.encode(rows)
         self._made = block, encoded
-        return self._form.extent(encoded), counts
+        return self._form.extent(encoded), rows.counts
 
     def write(self, place: int) -> None:
         block, encoded = self._made
