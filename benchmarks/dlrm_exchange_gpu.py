@@ -51,12 +51,11 @@ from benchmarks.timing import GIB, memory_gib, profiled, synchronize, warm_up, w
 from trainmark.config import SYNTHETIC
 from trainmark.distributed.mesh import single
 from trainmark.embeddings.fused import FusedEngine
-from trainmark.embeddings.tables.format_store import Formats
+from trainmark.embeddings.tables.formats import Formats
 from trainmark.embeddings.tables.host import HostStore
 from trainmark.kernels.copy_rows import copy_rows_triton, read_rows_into, write_rows_from
-from trainmark.kernels.sparse_update import Rule
 from trainmark.training.precision import compute_dtype
-from trainmark.workloads.dlrm.model import build_model, init_weights
+from trainmark.workloads.dlrm.model import build_model, init_weights, table_rule
 from trainmark.workloads.dlrm.runs import RUNS, DlrmRun
 from trainmark.workloads.dlrm.sizes import table_formats
 from trainmark.workloads.dlrm.step import build_trainer
@@ -123,7 +122,7 @@ def measure_native(options: Options) -> Iterator[dict[str, Any]]:
 def by_hand(cfg: DlrmRun, device: torch.device) -> Any:
     """A trainer with the fused engine, whatever the configuration would choose."""
     model = build_model(cfg)
-    rule = Rule(cfg.optimizer.name, cfg.optimizer.eps)  # type: ignore[arg-type]
+    rule = table_rule(cfg)
     formats = Formats(of_tables=table_formats(cfg), seed=cfg.seed)
     model.tables = FusedEngine(cfg.model.table_rows, cfg.model.embedding_dim, rule, formats)
     if device.type == "cuda":

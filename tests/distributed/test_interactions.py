@@ -12,12 +12,12 @@ from tests.distributed.interaction_ranks import EPS, OPTIMIZERS, check, on_ranks
 from tests.distributed.small_dlrm import CPU, DIM, TABLE_ROWS, batches, config, placed
 from trainmark.distributed.mesh import single
 from trainmark.embeddings.fused import FusedEngine
-from trainmark.embeddings.tables import format_store
-from trainmark.embeddings.tables.format_store import Formats
+from trainmark.embeddings.tables import row_update
+from trainmark.embeddings.tables.formats import Formats
+from trainmark.embeddings.tables.update import Adagrad, Sgd, UpdateRule
 from trainmark.kernels import gather_rows, sparse_update
-from trainmark.kernels.sparse_update import Rule
 
-RULES = {"sgd": Rule("sgd"), "adagrad": Rule("adagrad", EPS)}
+RULES: dict[str, UpdateRule] = {"sgd": Sgd(), "adagrad": Adagrad(EPS)}
 pytestmark = pytest.mark.usefixtures("no_process_group_is_left")
 
 
@@ -40,7 +40,7 @@ def test_by_the_kernels_of_the_fused_engine(monkeypatch: pytest.MonkeyPatch) -> 
     if not triton.knobs.runtime.interpret:
         pytest.skip("kernels run on the GPU here")
     monkeypatch.setattr(gather_rows, "_has_kernel", lambda _: True)
-    monkeypatch.setattr(format_store, "update_rows", sparse_update.update_rows_triton)
+    monkeypatch.setattr(row_update, "update_rows", sparse_update.update_rows_triton)
     for optimizer in OPTIMIZERS:
         cfg = config(1, optimizer, global_batch=8)
         check(trainer(cfg, single(CPU), fused(optimizer)), steps=2)

@@ -274,14 +274,6 @@ def test_a_clock_that_is_set_anew_kills_no_job(
     jobs.stop(tmp_path / "jobs", job)
 
 
-def test_a_job_of_an_earlier_version_is_known_by_the_clock(tmp_path: Path) -> None:
-    me = psutil.Process()
-    job = replace(
-        jobs.new("torchrun-1", "process", str(me.pid), [], []), process_started=me.create_time()
-    )
-    assert jobs.state(tmp_path, job) == slurm.State("RUNNING", None)
-
-
 @pytest.mark.parametrize(
     ("name", "code", "signal_number", "expected"),
     [

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from trainmark.embeddings.placement import placement as placements
+from trainmark.embeddings.placement.placement import Options
 from trainmark.embeddings.placement.strategies import STRATEGIES, by_strategy, column_slices
 from trainmark.workloads.dlrm.runs import THRESHOLD_0, THRESHOLD_3, THRESHOLD_15
 
@@ -95,9 +96,7 @@ def test_every_strategy_places_slices_copies_and_host_tables(strategy: str, devi
         THRESHOLD_3,
         [128] * 26,
         devices,
-        column_slice_threshold=1e9,
-        data_parallel_threshold=128 * 1441,
-        host_tables=(19,),
+        Options(column_slice_threshold=1e9, data_parallel_threshold=128 * 1441, host_tables=(19,)),
     )
     placements.checked(placed, THRESHOLD_3, 128, devices)
     copied = {t.table for t in placed.tables if t.sharding == "data_parallel"}

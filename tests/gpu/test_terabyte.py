@@ -9,6 +9,7 @@ import torch
 from tests.unit.test_terabyte import PLACES, check_kernel
 from trainmark.cli import main
 from trainmark.clickdata import terabyte
+from trainmark.clickdata.best_auc import BinCounts
 from trainmark.kernels.terabyte_rows import RowsOnDevice, make_rows
 from trainmark.workloads.dlrm.terabyte import on_device
 
@@ -31,7 +32,7 @@ def test_the_best_auc_of_whole_splits() -> None:
             kinds = made.levels + levels * ~made.labels
             counts += torch.bincount(kinds[: stop - first], minlength=2 * levels)
         clicks, others = counts.cpu().numpy().reshape(2, levels)
-        assert terabyte.LevelCounts(clicks, others).auc == best
+        assert BinCounts(clicks, others).auc == best
 
 
 def test_a_run_makes_its_rows_on_the_gpu(tmp_path: Path) -> None:

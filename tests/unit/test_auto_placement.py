@@ -13,8 +13,8 @@ from trainmark.embeddings.placement import placement as placements
 from trainmark.embeddings.placement.access import AccessProfile
 from trainmark.embeddings.placement.auto import DoesNotFitError, auto
 from trainmark.embeddings.placement.costs import TableCosts, TableStep, exchanged_tables
-from trainmark.embeddings.placement.cutting import Options
 from trainmark.embeddings.placement.placement import (
+    Options,
     Placement,
     Shard,
     TablePlacement,

@@ -16,7 +16,7 @@ from trainmark.distributed.mesh import single
 from trainmark.embeddings.bag_engines import FusedBagEngine, LocalBagEngine
 from trainmark.embeddings.mean import MeanEngine
 from trainmark.embeddings.sharded import ShardedEngine
-from trainmark.embeddings.tables.format_store import Formats
+from trainmark.embeddings.tables.formats import Formats
 from trainmark.embeddings.tables.host import WorkingSet
 from trainmark.embeddings.tables.update import make_rule
 from trainmark.kernels import compiled
@@ -33,10 +33,9 @@ def local(optimizer: str) -> Any:
 
 
 def fused(optimizer: str) -> Any:
-    kernel = make_rule(optimizer, eps=EPS, beta1=BETA1, beta2=BETA2).kernel
-    assert kernel is not None
+    rule = make_rule(optimizer, eps=EPS, beta1=BETA1, beta2=BETA2)
     formats = Formats(of_tables=["fp32"] * len(TABLE_ROWS))
-    return FusedBagEngine(TABLE_ROWS, DIM, kernel, formats, hotness=HOTNESS)
+    return FusedBagEngine(TABLE_ROWS, DIM, rule, formats, hotness=HOTNESS)
 
 
 def sharded(optimizer: str, kind: str) -> Any:

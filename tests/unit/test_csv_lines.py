@@ -10,6 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from trainmark.clicklog.sources import csv_source
+from trainmark.clicklog.sources.column_match import AskedColumns
 from trainmark.clicklog.sources.csv_source import CsvSource
 from trainmark.clicklog.sources.parquet_source import ParquetSource
 from trainmark.clicklog.sources.rows import ParsedRows
@@ -44,7 +45,7 @@ def test_a_quoted_field_without_an_end_swallows_no_lines(piece_bytes: int, tmp_p
     ]
     path = tmp_path / "log.csv"
     path.write_text("\n".join(["label,name", *lines]) + "\n")
-    source = CsvSource([path], "label=label categorical=name", bad_rows="skip")
+    source = CsvSource([path], AskedColumns(text="label=label categorical=name"), bad_rows="skip")
     blocks = parsed(source, piece_bytes, tmp_path)
     assert (len(blocks) > 5) == (piece_bytes == 40)
     names = [name for block in blocks for name in block.categorical[0].to_pylist()]
@@ -63,7 +64,7 @@ def test_blank_lines_are_no_rows(end: str, piece_bytes: int, tmp_path: Path) -> 
     lines = ["label,name", "", "0,a", "", "", "1", "1,b", "0,c", "", '1,"open', "0,d", "", "", ""]
     path = tmp_path / "log.csv"
     path.write_bytes(end.join(lines).encode())
-    source = CsvSource([path], "label=label categorical=name", bad_rows="skip")
+    source = CsvSource([path], AskedColumns(text="label=label categorical=name"), bad_rows="skip")
     blocks = parsed(source, piece_bytes, tmp_path)
     assert (len(blocks) > 2) == (piece_bytes == 16)
     names = [name for block in blocks for name in block.categorical[0].to_pylist()]
@@ -81,7 +82,7 @@ def test_a_carriage_return_within_a_line_cuts_no_value(
     lines = ["label,name", "1,a", "1,he\rllo", "", "0", '1,"x\ry"', '0,"open\r', "\r\r", "0,b", ""]
     path = tmp_path / "log.csv"
     path.write_bytes(end.join(lines).encode())
-    source = CsvSource([path], "label=label categorical=name", bad_rows="skip")
+    source = CsvSource([path], AskedColumns(text="label=label categorical=name"), bad_rows="skip")
     blocks = parsed(source, piece_bytes, tmp_path)
     names = [name for block in blocks for name in block.categorical[0].to_pylist()]
     assert names == ["a", "b"]
@@ -96,7 +97,9 @@ def test_any_text_has_a_row_or_a_reason_for_each_line(tmp_path: Path) -> None:
     rng = random.Random(1)
     path = tmp_path / "log.csv"
     path.write_text("label,name,tail\n")
-    source = CsvSource([path], "label=label categorical=name,tail", bad_rows="skip")
+    source = CsvSource(
+        [path], AskedColumns(text="label=label categorical=name,tail"), bad_rows="skip"
+    )
     parts = [b"1,a,b\r\n", b"0,c,\n", b"\r\n", b"\n", b"\r", b"\xe9", "é".encode(), b","]
     parts += [b"x", b'"']
     for _ in range(300):
@@ -113,7 +116,9 @@ def test_quotes_in_lines_of_another_encoding(tmp_path: Path) -> None:
     lines = ['0,"é,b",c', '0,"1,5é"', '1,"é,open', "0,é,tail", "1,ü,tail"]
     path = tmp_path / "log.csv"
     path.write_bytes("\n".join(["label,name,tail", *lines, ""]).encode("latin-1"))
-    source = CsvSource([path], "label=label categorical=name,tail", bad_rows="skip")
+    source = CsvSource(
+        [path], AskedColumns(text="label=label categorical=name,tail"), bad_rows="skip"
+    )
     [block] = parsed(source, 1 << 20, tmp_path)
     assert block.categorical[0].to_pylist() == ["é,b", "é", "ü"]
     open_quote = "a quoted field does not end on its line"
@@ -136,7 +141,9 @@ def test_blocks_that_arrow_reads_decide_nothing(
     found = []
     for block_bytes in (1 << 20, 1 << 12, 1 << 9):
         monkeypatch.setattr(csv_source, "BLOCK_BYTES", block_bytes)
-        source = CsvSource([path], "label=label categorical=name,tail", bad_rows="skip")
+        source = CsvSource(
+            [path], AskedColumns(text="label=label categorical=name,tail"), bad_rows="skip"
+        )
         [block] = parsed(source, 1 << 20, tmp_path)
         columns = [column.to_pylist() for column in block.categorical]
         found.append((block.labels.tolist(), columns, bad_lines([block])))
@@ -156,7 +163,9 @@ def test_groups_of_a_parquet_file_are_shared_and_pieces_follow_each_other(
         table = pa.table({"label": labels, "name": pa.array(of_file, pa.string())})
         pa.parquet.write_table(table, tmp_path / f"{number}.parquet", row_group_size=64)
     source = ParquetSource(
-        sorted(tmp_path.glob("*.parquet")), "label=label categorical=name", bad_rows="keep"
+        sorted(tmp_path.glob("*.parquet")),
+        AskedColumns(text="label=label categorical=name"),
+        bad_rows="keep",
     )
 
     def read_from(start: Position) -> tuple[list[str], list[Piece]]:

@@ -16,9 +16,9 @@ from trainmark.embeddings.engine import LocalEngine
 from trainmark.embeddings.fused import FusedEngine
 from trainmark.embeddings.sharded import ShardedEngine
 from trainmark.embeddings.tables.batch import IdGroup
-from trainmark.embeddings.tables.format_store import Formats
-from trainmark.embeddings.tables.update import make_rule
-from trainmark.kernels.sparse_update import Rule, RuleName
+from trainmark.embeddings.tables.formats import Formats
+from trainmark.embeddings.tables.update import Sgd, make_rule
+from trainmark.kernels.sparse_update import RuleName
 from trainmark.workloads.dlrm.model import Dlrm, build_model
 from trainmark.workloads.dlrm.parallelize import parallelize
 from trainmark.workloads.dlrm.runs import Optimizer, Sharding
@@ -37,7 +37,7 @@ def groups(seed: int) -> list[IdGroup]:
 
 
 def fused(formats: tuple[str, ...], rule: RuleName, weight_decay: float = 0.0) -> FusedEngine:
-    chosen = Rule(rule, SETTINGS["eps"], weight_decay)
+    chosen = make_rule(rule, **SETTINGS, weight_decay=weight_decay)
     return engines.ready(FusedEngine(ROWS, DIM, chosen, Formats(of_tables=formats, seed=1)))
 
 
@@ -91,7 +91,7 @@ def test_other_formats_are_near(large: str, bound: float) -> None:
     """Within what the format can say; the small tables, in fp32, nearer still."""
     formats = ("fp32", large, "fp32")
     ours, theirs = fused(formats, "sgd"), plain("sgd")
-    assert ours.stores[1].codes.dtype != torch.float32
+    assert ours.stores[1].weight.dtype != torch.float32
     train(ours, steps=range(4))
     train(theirs, steps=range(4))
     expected = theirs.table_weights()
@@ -122,9 +122,9 @@ def test_rounding_goes_on_after_a_resumption_as_if_nothing_had_happened() -> Non
 def test_small_updates_need_stochastic_rounding(seed: int | None, expected: float) -> None:
     """One row, moved 200 times by a hundredth of its smallest step."""
     formats = Formats(of_tables=["int8"], seed=seed)
-    engine = engines.ready(FusedEngine((1,), DIM, Rule("sgd"), formats))
+    engine = engines.ready(FusedEngine((1,), DIM, Sgd(), formats))
     store: Any = engine.stores[0]
-    store.codes.copy_(torch.tensor([[127] + [0] * (DIM - 1)]))
+    store.weight.copy_(torch.tensor([[127] + [0] * (DIM - 1)]))
     store.scales.fill_(1 / 127)
     move = torch.zeros(DIM)
     move[1:] = -0.01 / 127
@@ -133,7 +133,7 @@ def test_small_updates_need_stochastic_rounding(seed: int | None, expected: floa
         engine.begin(lookup)
         engine._gradient_rows = {0: move.clone()}
         engine.apply_gradients(1.0, ON)
-    moved = store.codes[0, 1:].float().mean() * store.scales[0]
+    moved = store.weight[0, 1:].float().mean() * store.scales[0]
     assert moved == pytest.approx(expected, rel=0.6)
 
 
@@ -158,7 +158,7 @@ def test_nothing_is_allocated_before_its_time() -> None:
     from trainmark.workloads.dlrm.runs import THRESHOLD_0
 
     formats = ["int8" if rows > 100_000 else "fp32" for rows in THRESHOLD_0]
-    engine = FusedEngine(THRESHOLD_0, 128, Rule("sgd"), Formats(of_tables=formats, seed=1))
+    engine = FusedEngine(THRESHOLD_0, 128, Sgd(), Formats(of_tables=formats, seed=1))
     total = sum(
         tensor.numel() * tensor.element_size() for tensor in engine.table_weights().values()
     )

@@ -18,12 +18,12 @@ from trainmark.config import filled
 from trainmark.embeddings.bag_engines import FusedBagEngine, LocalBagEngine
 from trainmark.embeddings.mean import MeanEngine
 from trainmark.embeddings.tables.batch import IdGroup
-from trainmark.embeddings.tables.format_store import Formats
+from trainmark.embeddings.tables.formats import Formats
 from trainmark.embeddings.tables.update import make_rule
 from trainmark.errors import InputError
 from trainmark.hardware.devices import Cluster
 from trainmark.kernels import compiled
-from trainmark.kernels.sparse_update import Rule, RuleName
+from trainmark.kernels.sparse_update import RuleName
 from trainmark.kernels.table_formats import FORMATS
 from trainmark.workloads import resolve
 from trainmark.workloads.dlrm.data import ClickBatch, build_data
@@ -143,7 +143,8 @@ def groups(seed: int) -> list[IdGroup]:
 
 def fused(formats: tuple[str, ...], rule: RuleName, state: str = "fp32") -> FusedBagEngine:
     chosen = Formats(of_tables=formats, state_dtype=FORMATS[state], seed=1)
-    return engines.ready(FusedBagEngine(ROWS, DIM, Rule(rule, 1e-6), chosen, hotness=HOT))
+    of_rows = make_rule(rule, eps=1e-6, beta1=0.9, beta2=0.999)
+    return engines.ready(FusedBagEngine(ROWS, DIM, of_rows, chosen, hotness=HOT))
 
 
 def local(rule: str) -> LocalBagEngine:

@@ -12,7 +12,6 @@ from trainmark.clickdata.planted import (
     CARDINALITIES,
     FLOAT32_VALUES,
     MAX_COUNT,
-    BestAuc,
     PlantedClicks,
     Rows,
 )
@@ -74,24 +73,21 @@ def test_labels_are_drawn_from_the_probabilities(rows: Rows) -> None:
 
 
 def test_best_auc_agrees_with_scikit_learn(rows: Rows) -> None:
-    auc = BestAuc()
-    auc.add(rows)
-    assert auc.value == pytest.approx(roc_auc_score(rows.labels, rows.probability), abs=1e-4)
-    assert auc.click_rate == pytest.approx(rows.labels.mean())
+    counts = rows.counts
+    assert counts.auc == pytest.approx(roc_auc_score(rows.labels, rows.probability), abs=1e-4)
+    assert counts.clicks.sum() == rows.labels.sum()
+    assert counts.rows == len(rows)
 
 
 def test_best_auc_of_one_class_is_undefined(rows: Rows) -> None:
-    auc = BestAuc()
     clicks = rows.labels
-    auc.add(
-        Rows(
-            labels=clicks[clicks],
-            numerical=rows.numerical[clicks],
-            categorical=rows.categorical[:, clicks],
-            probability=rows.probability[clicks],
-        )
+    only_clicks = Rows(
+        labels=clicks[clicks],
+        numerical=rows.numerical[clicks],
+        categorical=rows.categorical[:, clicks],
+        probability=rows.probability[clicks],
     )
-    assert np.isnan(auc.value)
+    assert np.isnan(only_clicks.counts.auc)
 
 
 def test_columns_look_like_criteos(log: PlantedClicks, rows: Rows) -> None:

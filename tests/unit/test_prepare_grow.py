@@ -14,9 +14,8 @@ from tests.unit.test_prepare_engine import ROOMY, TIGHT, files
 from tests.unit.test_prepare_engine import prepare as prepare_criteo
 from tests.unit.test_prepare_npy import read
 from trainmark.clickdata import feature_spec, identity
-from trainmark.clicklog import csv_data, tabular
+from trainmark.clicklog import csv_data
 from trainmark.clicklog.engine import vocabulary_files
-from trainmark.clicklog.sources.recipes import RECIPES
 from trainmark.errors import InputError
 
 COLUMNS = "label=clicked numerical=one categorical=user:int64,city,score:float64"
@@ -115,22 +114,6 @@ def test_nothing_new(tmp_path: Path) -> None:
     same = prepare(tmp_path / "same", rows[::-1], vocabulary=old, grow=True)
     assert identity.of_dataset(same) == identity.of_dataset(old)
     assert "extends" not in (same / "vocabulary" / "vocabulary.json").read_text()
-
-
-def test_in_datasets_of_earlier_versions_a_missing_value_stays_rare(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = random_rows(0, 0)
-    with monkeypatch.context() as earlier:
-        earlier.setattr(tabular, "RECIPE", RECIPES["nvidia"])
-        old = prepare(tmp_path / "old", rows, columns=COLUMNS, frequency_threshold="0")
-    grown = prepare(tmp_path / "grown", random_rows(1, 30), vocabulary=old, grow=True)
-    again = prepare(tmp_path / "again", rows, vocabulary=grown, holdout="0.5")
-    assert None not in ids_of(grown, 0)
-    users = [row[1] for row in rows[300:450]]
-    found = read(again, "test")["ids"][0].tolist()
-    assert [number == 0 for number in found] == [user == "" for user in users]
-    assert "" in users
 
 
 def test_caps_hold(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tests.unit.test_prepare_engine import prepare as prepare_criteo
 from tests.unit.test_prepare_npy import read
 from trainmark.cli import main
 from trainmark.clicklog import csv_data, raw_values
+from trainmark.clicklog.sources.column_match import AskedColumns
 from trainmark.clicklog.sources.parquet_source import ParquetSource
 from trainmark.clicklog.sources.source import Position, Room, expand_braces, find_days
 from trainmark.errors import InputError
@@ -120,7 +121,9 @@ def test_words_for_a_missing_value(word: str, tmp_path: Path) -> None:
 def test_missing_is_proposed_for_csv_files_only(tmp_path: Path) -> None:
     table = pa.table({"clicked": [0, 1], "user": ["a", "b"], "price": ["1.5", "NA"]})
     pq.write_table(table, tmp_path / "log.parquet")
-    source = ParquetSource([tmp_path / "log.parquet"], "label=clicked numerical=price")
+    source = ParquetSource(
+        [tmp_path / "log.parquet"], AskedColumns(text="label=clicked numerical=price")
+    )
     [piece] = source.pieces(Position(), 1 << 20, Room(tmp_path / "unpacked", 1))
     assert source.parse(piece).bad[0].reason == "price is 'NA', expected a finite number"
     encoder = raw_values.open_dataset(prepare(tmp_path, "log.csv", PLAIN))

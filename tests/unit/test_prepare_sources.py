@@ -25,6 +25,7 @@ from trainmark.clicklog.engine.splits import SplitRule
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.engine.workers import Workers
 from trainmark.clicklog.sources import parquet_files, parquet_source, unpack
+from trainmark.clicklog.sources.column_match import AskedColumns
 from trainmark.clicklog.sources.parquet_source import ParquetSource
 from trainmark.clicklog.sources.recipes import RECIPES
 from trainmark.clicklog.sources.rows import Column, ParsedRows, Schema, Values
@@ -312,7 +313,9 @@ def test_parquet_is_decoded_within_its_share_of_the_memory(tmp_path: Path) -> No
     rows, memory = 150_000, 16 << 20
     columns = {f"c{n}": [f"{n}-{row}" for row in range(rows)] for n in range(4)}
     pq.write_table(pa.table({"y": [0, 1] * (rows // 2)} | columns), tmp_path / "log.parquet")
-    source = ParquetSource([tmp_path / "log.parquet"], f"label=y categorical={','.join(columns)}")
+    source = ParquetSource(
+        [tmp_path / "log.parquet"], AskedColumns(text=f"label=y categorical={','.join(columns)}")
+    )
 
     def peak(memory: int) -> int:
         before, pool = pa.default_memory_pool(), pa.proxy_memory_pool(pa.system_memory_pool())
@@ -335,7 +338,7 @@ def test_a_parquet_file_is_opened_once_for_each_share(
     """And twice before, not more: on S3, each time asks for its end again."""
     opened, shares, log = [], 30, {"y": [0, 1] * 1500, "c": ["a", "b", "c"] * 1000}
     pq.write_table(pa.table(log), tmp_path / "log.parquet", row_group_size=3000 // shares)
-    source = ParquetSource([tmp_path / "log.parquet"], "label=y categorical=c")
+    source = ParquetSource([tmp_path / "log.parquet"], AskedColumns(text="label=y categorical=c"))
 
     def open_parquet(path: Path, *arguments: Any, **options: Any) -> Any:
         opened.append(path)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -228,13 +229,16 @@ def test_a_process_that_fails_ends_the_others(
 
 
 def test_nobody_waits_for_a_block_that_will_not_be_made() -> None:
-    places, day = synthetic_blocks._Places(), Split("day_0", 0, 30)
-    first, second, third = (synthetic_blocks.Block(i, day, 10 * i, 10 * i + 10) for i in range(3))
-    assert (places.take(first, 7), places.take(second, 5)) == (0, 7)
-    places.stop()
-    assert places.take(third, 3) == 12
-    with pytest.raises(RuntimeError, match="was not made"):
-        places.take(first, 7)
+    turns = synthetic_blocks.Turns([Split(f"day_{day}", day, day + 1) for day in range(2)])
+    first, second = turns.next_block(), turns.next_block()
+    assert first
+    assert second
+    assert turns.next_block() is None
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(turns.place_of, second, 3)
+        turns.stop(OSError("the disk is full"))
+        with pytest.raises(OSError, match="the disk is full"):
+            waiting.result()
 
 
 def test_a_terabyte_that_there_is_not_is_refused(tmp_path: Path) -> None:

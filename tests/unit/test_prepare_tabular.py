@@ -22,6 +22,7 @@ from tests.unit.logs import prepare_log
 from tests.unit.test_prepare_npy import read
 from trainmark import cli
 from trainmark.clicklog.sources import text_files
+from trainmark.clicklog.sources.column_match import AskedColumns
 from trainmark.clicklog.sources.column_spec import parse
 from trainmark.clicklog.sources.csv_source import CsvSource
 from trainmark.errors import InputError
@@ -394,20 +395,20 @@ def test_headers_that_cannot_be_read(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text('label,"name\n1,a\n')
     with pytest.raises(InputError, match=r"log.csv:1: a quoted field does not end on its line"):
-        CsvSource([path], "label=label categorical=name")
+        CsvSource([path], AskedColumns(text="label=label categorical=name"))
     path.write_bytes(b"label,name\r1,a\r0,b\r")
     with pytest.raises(InputError, match=r"log.csv:1: .* lines of the file end in CR alone, conv"):
-        CsvSource([path], "label=label categorical=name")
+        CsvSource([path], AskedColumns(text="label=label categorical=name"))
     write_parquet(path, random_rows(5))
     with pytest.raises(
         InputError, match=r"a Parquet file, which `trainmark prepare parquet` reads"
     ):
-        CsvSource([path], "label=clicked categorical=user")
+        CsvSource([path], AskedColumns(text="label=clicked categorical=user"))
     path.write_text("label,name,name\n1,a,b\n")
     with pytest.raises(InputError, match=r"than one column name\. Rename all but one\."):
-        CsvSource([path], "label=label categorical=name")
+        CsvSource([path], AskedColumns(text="label=label categorical=name"))
     path.write_bytes("label,städte\n1,Zürich\n".encode("latin-1"))
-    source = CsvSource([path], "label=label categorical=st*")
+    source = CsvSource([path], AskedColumns(text="label=label categorical=st*"))
     assert source.schema.categorical[0].name.startswith("st")
 
 

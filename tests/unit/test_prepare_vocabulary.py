@@ -203,20 +203,6 @@ def test_criteo_inherits_recipe_thresholds_and_caps(tmp_path: Path) -> None:
     assert identity.of_dataset(first) == identity.of_dataset(second)
 
 
-def test_datasets_of_an_earlier_version(old: Path, tmp_path: Path) -> None:
-    path = old / "vocabulary" / "vocabulary.json"
-    facts = json.loads(path.read_text())
-    facts.pop("checksum")
-    del facts["inputs"]["label"]
-    path.write_text(json.dumps(facts))
-    log = write(tmp_path / "new.csv", OLD)
-    assert all_rows(prepare(log, tmp_path / "new", vocabulary=old)) == all_rows(old)
-    del facts["inputs"]
-    path.write_text(json.dumps(facts))
-    with pytest.raises(InputError, match="does not say how its columns were read"):
-        prepare(log, tmp_path / "newer", vocabulary=old)
-
-
 def test_tables_of_a_run_that_was_killed_are_not_looked_up(tmp_path: Path) -> None:
     """Its vocabulary had other ids, in more tables."""
     reader: Any = SimpleNamespace(dtype=np.dtype("u4"), from_arrow=lambda v: v.to_numpy())

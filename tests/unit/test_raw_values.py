@@ -258,16 +258,6 @@ def test_data_without_vocabularies(tmp_path: Path) -> None:
     assert open_dataset(tmp_path / "nothing") is None
 
 
-def test_data_of_an_earlier_version(own_data: Path, tmp_path: Path) -> None:
-    (tmp_path / "vocabulary").mkdir()
-    facts = json.loads((own_data / "vocabulary" / "vocabulary.json").read_text())
-    del facts["inputs"], facts["checksum"]
-    (tmp_path / "vocabulary" / "vocabulary.json").write_text(json.dumps(facts))
-    (tmp_path / "prepare.json").write_bytes((own_data / "prepare.json").read_bytes())
-    with pytest.raises(InputError, match="Prepare it again, or use --values prepared"):
-        open_dataset(tmp_path)
-
-
 @pytest.fixture(scope="module")
 def users(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ids that floats cannot tell apart, and a column that is boolean in its file."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.small import config, newest, saved, train, trainer
 from tests.unit.refusals import refused, small
+from trainmark.embeddings.placement.placement import Options
 from trainmark.embeddings.placement.strategies import by_strategy
 from trainmark.embeddings.sharded import ShardedEngine
 from trainmark.workloads.dlrm.data import build_data
@@ -144,7 +145,9 @@ def test_what_is_refused(
 
 
 def test_devices_get_whole_tables_by_their_bytes() -> None:
-    placed = by_strategy("memory_optimized", (10, 100, 30, 7), (8, 1, 2, 4), 2, host_tables=[3])
+    placed = by_strategy(
+        "memory_optimized", (10, 100, 30, 7), (8, 1, 2, 4), 2, Options(host_tables=[3])
+    )
     found = [(t.table, t.memory, [(s.device, s.columns) for s in t.shards]) for t in placed.tables]
     assert found == [
         (0, "device", [(1, (0, 8))]),

@@ -24,7 +24,6 @@ from trainmark.clickdata.terabyte import (
     THRESHOLD_15,
     TRAIN_ROWS,
     VOCABULARY,
-    LevelCounts,
     Rows,
 )
 from trainmark.errors import InputError
@@ -115,17 +114,17 @@ def test_sizes() -> None:
 
 def test_clicks_and_their_best_auc(rows: Rows) -> None:
     assert rows.labels.mean() == pytest.approx(0.033, abs=0.002)
-    counts = LevelCounts.of(TRAIN_ROWS, TRAIN_ROWS + (1 << 17))
+    counts = terabyte.counts(TRAIN_ROWS, TRAIN_ROWS + (1 << 17))
     chance = terabyte.tables().thresholds[rows.level] / 2.0**32
     assert counts.auc == pytest.approx(roc_auc_score(rows.labels, chance), abs=1e-12)
-    assert counts.log_loss == pytest.approx(log_loss(rows.labels, chance), abs=1e-12)
+    assert terabyte.log_loss(counts) == pytest.approx(log_loss(rows.labels, chance), abs=1e-12)
     assert rows.level.min() > 0
     assert rows.level.max() < LEVELS - 1
 
 
 def test_the_best_auc_of_whole_splits_is_known() -> None:
     for split, best in terabyte.BEST_AUC.items():
-        part = LevelCounts.of(split[0], split[0] + (1 << 17)).auc
+        part = terabyte.counts(split[0], split[0] + (1 << 17)).auc
         assert best == pytest.approx(part, abs=0.01)
         assert terabyte.best_auc(*split) == best
     assert terabyte.best_auc(0, TRAIN_ROWS) is None

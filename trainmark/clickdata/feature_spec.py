@@ -161,20 +161,27 @@ def default_spec(
         dtype = dtype_for(cardinality)
         features[name] = Feature(dtype=dtype, cardinality=cardinality, hotness=hot, varies=fewer)
 
-    def chunks(mapping: str) -> tuple[Chunk, ...]:
-        contents = [("numerical.bin", numerical)] if numerical else []
-        contents += [("label.bin", ("label",))] + [(name, (name,)) for name in categorical]
-        return tuple(
-            Chunk(type=SPLIT_BINARY, features=names, files=(f"{mapping}/{file}",))
-            for file, names in contents
-        )
-
-    return FeatureSpec(
+    spec = FeatureSpec(
         feature_spec=features,
-        source_spec={mapping: chunks(mapping) for mapping in mappings},
+        source_spec={},
         channel_spec={CATEGORICAL: categorical, NUMERICAL: numerical, LABEL: ("label",)},
         metadata=dict(metadata or {}),
     )
+    return of_mappings(spec, mappings)
+
+
+def of_mappings(spec: FeatureSpec, mappings: Iterable[str]) -> FeatureSpec:
+    """The same features in the files that preparation writes for other splits."""
+    contents = [("numerical.bin", spec.numerical)] if spec.numerical else []
+    contents += [("label.bin", (spec.label,)), *((name, (name,)) for name in spec.categorical)]
+    source_spec = {
+        mapping: tuple(
+            Chunk(type=SPLIT_BINARY, features=names, files=(f"{mapping}/{file}",))
+            for file, names in contents
+        )
+        for mapping in mappings
+    }
+    return dataclasses.replace(spec, source_spec=source_spec)
 
 
 # --- reading and writing

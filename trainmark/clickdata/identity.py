@@ -22,7 +22,6 @@ the other. Nor does a model of the larger dataset score OLD: there, values that 
 still be rare.
 """
 
-import functools
 import hashlib
 import itertools
 import json
@@ -71,7 +70,7 @@ def of_dataset(folder: Path) -> tuple[str, ...]:
 def difference(lines: Sequence[str], others: Sequence[str]) -> str | None:
     """How the first column that differs between `lines` and `others` differs, in words.
 
-    None if all agree; also if either is empty, as in an earlier version's files.
+    None if all agree; also if either is empty, of data that nobody has recorded.
     """
     if not lines or not others:
         return None
@@ -226,14 +225,13 @@ def _columns(folder: Path) -> Iterator[Column]:
     readings = _categorical_readings(inputs)
     ours = len(rules) == len(spec.categorical)  # else the vocabularies are of other data
     names = list(rules) if ours else list(spec.categorical)
-    for number, (name, rows) in enumerate(zip(names, spec.cardinalities, strict=True)):
-        vocabulary = folder / VOCABULARIES / f"cat_{number}.parquet"
+    for name, rows in zip(names, spec.cardinalities, strict=True):
         yield Column(
             kind="categorical",
             name=name,
             reading=readings.get(name),
             rows=rows,
-            vocabulary=_recorded_digest(rules[name], vocabulary) if ours else None,
+            vocabulary=rules[name]["digest"] if ours else None,
             extends=_extends(rules[name]) if ours else (),
         )
 
@@ -258,7 +256,7 @@ def _numerical(
 
 def _number_features(use: Mapping[str, Any]) -> Iterator[Column]:
     """The numerical features of a column: its number and its indicator, as far as it has them."""
-    for reading in (use["reading"] or "plain").split("+"):
+    for reading in use["reading"].split("+"):
         if reading == "missing":
             yield Column(kind="numerical", name=f"{use['column']}.missing", reading=reading)
         elif reading != "bins":
@@ -279,33 +277,15 @@ def _categorical_readings(inputs: Sequence[Mapping[str, Any]]) -> dict[str, str]
     readings = {}
     for use in inputs:
         if use["role"] == "categorical":
-            readings[use["column"]] = use["reading"] or "string"
+            readings[use["column"]] = use["reading"]
         elif use["role"] == "timestamp":
             readings |= {f"{use['column']}.{part}": "timestamp" for part in ("hour", "weekday")}
-        elif "bins" in (use["reading"] or "").split("+"):
+        elif "bins" in use["reading"].split("+"):
             readings[f"{use['column']}.bin"] = "bins"
     return readings
 
 
 # --- vocabularies
-
-
-def _recorded_digest(rule: Mapping[str, Any], path: Path) -> str | None:
-    """The digest of a vocabulary. Earlier versions recorded none; then the file is read."""
-    recorded = rule.get("digest")
-    if recorded is not None:
-        return str(recorded)
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return _digest_of_file(path, status.st_mtime_ns, status.st_size)
-
-
-@functools.lru_cache(maxsize=256)
-def _digest_of_file(path: Path, changed: int, size: int) -> str:
-    """The digest of a file as it was at a time: a process resolves its run several times."""
-    return digest(path)
 
 
 def digest(path: Path) -> str:

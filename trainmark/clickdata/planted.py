@@ -22,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from trainmark.clickdata.best_auc import NO_ROWS, BinCounts
 from trainmark.clickdata.counters import mixed
 from trainmark.clickdata.numerical import MISSING, log_transform
 
@@ -57,6 +58,9 @@ MAX_HIDDEN_VALUES = 4096
 FLOAT32_VALUES = 1 << 15
 """Up to so many values of a column, even the rarest is 46 of float32's 2^24 numbers."""
 
+CHANCES = 1 << 16
+"""Probabilities that `Rows.counts` tells apart."""
+
 _MODEL_STREAM, _CALIBRATION_STREAM, _ROW_STREAM = range(3)
 
 
@@ -79,6 +83,12 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def counts(self) -> BinCounts:
+        """By probabilities rounded to 1 / 65536, which changes an AUC by less than 1e-4."""
+        bins = np.minimum((self.probability * CHANCES).astype(np.int64), CHANCES - 1)
+        return BinCounts.of(self.labels, bins, CHANCES)
 
 
 class PlantedClicks:
@@ -145,10 +155,7 @@ class PlantedClicks:
 
     def best_auc(self, start: int, stop: int) -> float:
         """The AUC of the true probabilities on rows `start` to `stop`: no model can do better."""
-        auc = BestAuc()
-        for rows in self.blocks(start, stop):
-            auc.add(rows)
-        return auc.value
+        return sum((rows.counts for rows in self.blocks(start, stop)), NO_ROWS).auc
 
     def values(self, column: int, ids: NDArray[np.int32]) -> NDArray[np.uint32]:
         """The 32-bit numbers that stand for `ids` in a raw log (meaningless for missing ones)."""
@@ -217,36 +224,6 @@ class PlantedClicks:
 
     def _stream(self, *key: int) -> np.random.Generator:
         return np.random.Generator(np.random.SFC64([self.seed, *key]))
-
-
-class BestAuc:
-    """The AUC of the true probabilities, gathered block by block in constant memory.
-
-    Training has the exact AUC (`trainmark.metrics`, torch), but preparation must not need torch.
-    Here probabilities are rounded to 1 / 65536, which changes an AUC by less than 1e-4.
-    """
-
-    BINS = 1 << 16
-
-    def __init__(self) -> None:
-        self.clicks = np.zeros(self.BINS, np.int64)
-        self.others = np.zeros(self.BINS, np.int64)
-
-    def add(self, rows: Rows) -> None:
-        bins = np.minimum((rows.probability * self.BINS).astype(np.int64), self.BINS - 1)
-        self.clicks += np.bincount(bins[rows.labels], minlength=self.BINS)
-        self.others += np.bincount(bins[~rows.labels], minlength=self.BINS)
-
-    @property
-    def value(self) -> float:
-        """The chance that a click has a higher probability than another row, ties half."""
-        below = np.cumsum(self.others) - self.others / 2
-        pairs = float(self.clicks.sum()) * float(self.others.sum())
-        return float(self.clicks @ below) / pairs if pairs else float("nan")
-
-    @property
-    def click_rate(self) -> float:
-        return float(self.clicks.sum() / (self.clicks.sum() + self.others.sum()))
 
 
 class _Column:

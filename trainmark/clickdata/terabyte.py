@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from trainmark.clickdata.best_auc import NO_ROWS, BinCounts
 from trainmark.clickdata.counters import mixed, random_bits
 from trainmark.clickdata.numerical import log_transform
 
@@ -95,6 +96,10 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def counts(self) -> BinCounts:
+        return BinCounts.of(self.labels, self.level, LEVELS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,43 +212,17 @@ def effect(value: NDArray[np.uint32]) -> NDArray[np.int32]:
 # --- what the hidden model itself would reach
 
 
-@dataclass(frozen=True)
-class LevelCounts:
-    """How many clicks and other rows each level has: all that its AUC and log loss depend on."""
+def counts(start: int, stop: int) -> BinCounts:
+    """Clicks and other rows by level, of rows `start` to `stop`: all that the AUC and the log loss
+    of the true probabilities depend on."""
+    return sum((made.counts for made in blocks(start, stop)), NO_ROWS)
 
-    clicks: NDArray[np.int64]
-    others: NDArray[np.int64]
 
-    @staticmethod
-    def of(start: int, stop: int) -> "LevelCounts":
-        """Count rows `start` to `stop`."""
-        counts = [LevelCounts.of_rows(made) for made in blocks(start, stop)]
-        none = np.zeros(LEVELS, np.int64)
-        return LevelCounts(
-            sum((c.clicks for c in counts), none), sum((c.others for c in counts), none)
-        )
-
-    @staticmethod
-    def of_rows(made: Rows) -> "LevelCounts":
-        kinds = (made.labels, ~made.labels)
-        return LevelCounts(*(np.bincount(made.level[k], minlength=LEVELS) for k in kinds))
-
-    @property
-    def auc(self) -> float:
-        """The AUC of the true probabilities, exact: the ratio of two integers, rounded once."""
-        half_pairs = below = 0
-        for clicks, others in zip(self.clicks.tolist(), self.others.tolist(), strict=True):
-            half_pairs += clicks * (2 * below + others)
-            below += others
-        pairs = sum(self.clicks.tolist()) * below
-        return half_pairs / (2 * pairs) if pairs else math.nan
-
-    @property
-    def log_loss(self) -> float:
-        """The log loss of the true probabilities."""
-        chance = tables().thresholds / 2.0**32
-        sums = self.clicks * np.log(chance) + self.others * np.log1p(-chance)
-        return -math.fsum(sums.tolist()) / int(self.clicks.sum() + self.others.sum())
+def log_loss(found: BinCounts) -> float:
+    """The log loss of the true probabilities."""
+    chance = tables().thresholds / 2.0**32
+    sums = found.clicks * np.log(chance) + found.others * np.log1p(-chance)
+    return -math.fsum(sums.tolist()) / found.rows
 
 
 def best_auc(start: int, stop: int) -> float | None:
@@ -253,7 +232,7 @@ def best_auc(start: int, stop: int) -> float | None:
     """
     if (start, stop) in BEST_AUC:
         return BEST_AUC[start, stop]
-    return LevelCounts.of(start, stop).auc if stop - start <= MAX_COUNTED else None
+    return counts(start, stop).auc if stop - start <= MAX_COUNTED else None
 
 
 # --- tables

@@ -5,10 +5,11 @@ to their values; or `--spec` names a feature specification of data that have ids
 """
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 from trainmark.clicklog import tabular
 from trainmark.clicklog.inherit import Inherited
+from trainmark.clicklog.sources.column_match import AskedColumns
 from trainmark.clicklog.sources.source import Source
 from trainmark.clicklog.tabular import TabularOptions
 
@@ -30,16 +31,18 @@ def prepare(options: Options) -> None:
     """Write the dataset, unless the folder already holds it."""
     delimiter = {"\\t": "\t", "tab": "\t"}.get(options.delimiter or "", options.delimiter)
 
-    def open_source(earlier: Inherited | None, **asked: Any) -> Source:
+    def open_source(earlier: Inherited | None, files: list[Path], asked: AskedColumns) -> Source:
         from trainmark.clicklog.sources.csv_source import (
             CsvSource,
         )  # pyarrow, as in parquet_data.py
 
         return CsvSource(
+            files,
+            asked,
             delimiter=delimiter or (earlier.delimiter if earlier else ","),
             header=options.header,
             missing=earlier.missing(options.missing) if earlier else options.missing,
-            **asked,
+            bad_rows=options.bad_rows,
         )
 
     tabular.prepare(options, "csv", open_source, delimiter=delimiter or ",")

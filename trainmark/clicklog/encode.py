@@ -5,7 +5,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainmark.clicklog import inherit
 from trainmark.clicklog.engine import phases as engine
@@ -13,6 +13,7 @@ from trainmark.clicklog.engine.job import Job
 from trainmark.clicklog.engine.limits import Limits
 from trainmark.clicklog.engine.splits import SplitRule
 from trainmark.clicklog.inherit import Inherited
+from trainmark.clicklog.sources.column_match import AskedColumns
 from trainmark.clicklog.sources.row_columns import RowColumns, names_column
 from trainmark.clicklog.sources.source import BadRows, Patterns, Source, find_days
 
@@ -71,30 +72,31 @@ def _open(
 
         return CriteoSource(paths, old.recipe, bad_rows, labelled=labelled, keep=keep), None
     columns = old.columns() if labelled else replace(old.columns(), label=None)
-    asked: Any = {"bad_rows": bad_rows, "old": columns}
-    row_columns = RowColumns(keep=keep)
-    source = _open_columns(old, paths, asked | {"row_columns": row_columns})
+    asked = AskedColumns(old=columns, of_rows=RowColumns(keep=keep))
+    source = _open_columns(old, paths, asked, bad_rows)
     group = old.settings.get("group")
     if not labelled or group is None or not names_column(group, source.names):
         return source, None
-    row_columns = replace(row_columns, group=group)
-    return _open_columns(old, paths, asked | {"row_columns": row_columns}), group
+    asked = replace(asked, of_rows=RowColumns(keep=keep, group=group))
+    return _open_columns(old, paths, asked, bad_rows), group
 
 
-def _open_columns(old: Inherited, paths: list[Path], asked: Any) -> "CsvSource | ParquetSource":
+def _open_columns(
+    old: Inherited, paths: list[Path], asked: AskedColumns, bad_rows: BadRows
+) -> "CsvSource | ParquetSource":
     if all(path.suffix in PARQUET for path in paths):
         from trainmark.clicklog.sources.parquet_source import ParquetSource
 
-        return ParquetSource(paths, None, **asked)
+        return ParquetSource(paths, asked, bad_rows=bad_rows)
     from trainmark.clicklog.sources.csv_header import delimiter_of
     from trainmark.clicklog.sources.csv_source import CsvSource
 
     return CsvSource(
         paths,
-        None,
+        asked,
         # Columns are found by their names, so that what divides these is no guess.
         delimiter=delimiter_of(paths, old.delimiter) if old.header else old.delimiter,
         header=old.header,
         missing=old.missing(),
-        **asked,
+        bad_rows=bad_rows,
     )

@@ -16,7 +16,6 @@ from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.sources import column_spec
 from trainmark.clicklog.sources.column_match import OldColumns
-from trainmark.clicklog.sources.column_spec import ColumnUse
 from trainmark.clicklog.sources.recipes import RECIPES, Recipe
 from trainmark.errors import InputError
 
@@ -49,24 +48,9 @@ class Inherited:
             raise InputError(
                 f"{self.name} is of Criteo's format, which `trainmark prepare criteo` reads."
             )
-        inputs = self._inputs()
-        features = column_spec.from_inputs(inputs["columns"])
-        return OldColumns(self.name, self._label(inputs), tuple(features))
-
-    def _inputs(self) -> Mapping[str, Any]:
-        inputs: Mapping[str, Any] | None = self.facts.get("inputs")
-        if inputs is None:
-            raise InputError(
-                f"{self.name} does not say how its columns were read: it is from an "
-                "earlier version. Prepare it again."
-            )
-        return inputs
-
-    def _label(self, inputs: Mapping[str, Any]) -> ColumnUse:
-        if "label" in inputs:
-            return column_spec.from_inputs([inputs["label"]])[0]
-        # Earlier versions kept the words of --columns only.
-        return column_spec.label_of(str(self.settings.get("columns")))
+        inputs = self.facts["inputs"]
+        label, *features = column_spec.from_inputs([inputs["label"], *inputs["columns"]])
+        return OldColumns(self.name, label, tuple(features))
 
     @property
     def delimiter(self) -> str:
@@ -82,7 +66,7 @@ class Inherited:
         """What stands for a missing value in its files. --missing must say the same."""
         if "delimiter" not in self.settings:  # Parquet files know what is missing
             return given
-        there = [sign for sign in self._inputs()["missing"] if sign]
+        there = [sign for sign in self.facts["inputs"]["missing"] if sign]
         if given and set(given) != set(there):
             raise InputError(
                 f"--missing is {' '.join(given)}, but {self.name} was prepared with "
@@ -130,10 +114,12 @@ def open_dataset(path: Path) -> Inherited:
         )
     if facts.get("recipe") not in RECIPES or not isinstance(facts.get("columns"), dict):
         raise InputError(f"{vocabularies / 'vocabulary.json'} is not what `prepare` writes.")
-    for number, name in enumerate(facts["columns"]):
-        vocabulary = vocabularies / f"cat_{number}.parquet"
-        if not vocabulary.is_file():
+    vocabularies = vocabularies.absolute()
+    of_columns = {name: f"cat_{number}.parquet" for number, name in enumerate(facts["columns"])}
+    for name, file in of_columns.items():
+        if not (vocabularies / file).is_file():
             raise InputError(f"{path}: the vocabulary of its column {name} is gone.")
-        checksums.check_file(vocabulary.absolute())
-    manifest = files.read_json(vocabularies.absolute().parent / MANIFEST)
-    return Inherited(str(path), vocabularies.absolute(), facts, manifest.get("settings", {}))
+    dataset = vocabularies.parent
+    checksums.check(dataset, [f"{vocabularies.name}/{file}" for file in of_columns.values()])
+    settings = files.read_json(dataset / MANIFEST).get("settings", {})
+    return Inherited(str(path), vocabularies, facts, settings)

@@ -27,6 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainmark import files, progress
+from trainmark.clickdata import feature_spec
+from trainmark.clickdata.feature_spec import FeatureSpec
 from trainmark.clicklog import npy_files, per_column
 from trainmark.clicklog.engine import split_binary, summary
 from trainmark.clicklog.engine.splits import Split, SplitRule
@@ -97,12 +99,13 @@ def _build(options: Options, days: list[Day], settings: dict[str, Any]) -> None:
 
     extremes = shared(_Reader(days), "Finding the largest ids")
     cardinalities = _cardinalities(extremes, caps, options.input)
-    shape = (cardinalities, days[0].num_numerical)
+    numerical = days[0].num_numerical
+    spec = feature_spec.default_spec(cardinalities, numerical, hotness=hotness)
     with files.building(options.output) as partial:
         for split in splits:
-            split_binary.Writer(partial, split.name, *shape).close()
-        found = shared(_Writer(days, partial, shape, caps), "Writing")
-        split_binary.write_specs(partial, *shape, metadata={}, hotness=hotness)
+            split_binary.Writer(partial, split.name, spec).close()
+        found = shared(_Writer(days, partial, spec, caps), "Writing")
+        split_binary.write_specs(partial, spec)
         counted = list(zip(stretches, found, strict=True))
         clicks = {
             split.name: sum(clicks for part, (clicks, _) in counted if part.split == split.name)
@@ -193,20 +196,13 @@ class _Writer:
     """Writes rows to their places; their clicks, and how many numbers were not finite."""
 
     def __init__(
-        self,
-        days: list[Day],
-        folder: Path,
-        shape: tuple[list[int], int],
-        caps: list[int | None],
+        self, days: list[Day], folder: Path, spec: FeatureSpec, caps: list[int | None]
     ) -> None:
-        self._days, self._folder, self._shape, self._caps = days, folder, shape, caps
+        self._days, self._folder, self._spec, self._caps = days, folder, spec, caps
 
     def do(self, stretch: Stretch) -> tuple[int, int]:
         clicks, not_finite, row = 0, 0, stretch.row
-        hotness = self._days[0].hotness
-        with split_binary.Writer(
-            self._folder, stretch.split, *self._shape, first_row=row, hotness=hotness
-        ) as writer:
+        with split_binary.Writer(self._folder, stretch.split, self._spec, row) as writer:
             for block in self._days[stretch.day].blocks(stretch.start, stretch.stop):
                 labels = _labels(block, stretch.split, row)
                 numbers, odd = _numbers(block, stretch.split, row)

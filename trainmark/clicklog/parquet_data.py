@@ -4,11 +4,12 @@ As `prepare csv`, but the types of the columns come from the files.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 from trainmark.clicklog import tabular
 from trainmark.clicklog.engine.summary import warn
 from trainmark.clicklog.inherit import Inherited
+from trainmark.clicklog.sources.column_match import AskedColumns
 from trainmark.clicklog.sources.source import Source
 from trainmark.clicklog.tabular import TabularOptions
 
@@ -21,11 +22,11 @@ class Options(TabularOptions):
 def prepare(options: Options) -> None:
     """Write the dataset, unless the folder already holds it."""
 
-    def open_source(earlier: Inherited | None, **asked: Any) -> Source:
+    def open_source(_: Inherited | None, files: list[Path], asked: AskedColumns) -> Source:
         # pyarrow, which `--help` need not wait for
         from trainmark.clicklog.sources.parquet_source import ParquetSource
 
-        source = ParquetSource(**asked)
+        source = ParquetSource(files, asked, bad_rows=options.bad_rows)
         for sentence in source.warnings:
             warn(sentence)
         return source

@@ -16,12 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from trainmark import checksums, files
+from trainmark.clicklog import inherit
 from trainmark.clicklog.arrays import number_transforms
 from trainmark.clicklog.column_ids import ColumnIds, open_bins, open_column
 from trainmark.clicklog.engine.job import VOCABULARY
 from trainmark.clicklog.engine.numbers import bin_name, features_of
-from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.sources import (
     arrow_columns,
@@ -34,8 +33,9 @@ from trainmark.clicklog.sources import (
 from trainmark.clicklog.sources.column_spec import ColumnUse
 from trainmark.clicklog.sources.lists import ListReading
 from trainmark.clicklog.sources.number_readings import NumberReading
-from trainmark.clicklog.sources.recipes import RECIPES, Recipe
+from trainmark.clicklog.sources.recipes import Recipe
 from trainmark.clicklog.sources.rows import Column, Values
+from trainmark.config import filled
 from trainmark.errors import InputError
 
 Rows = Sequence[Sequence[Any]]
@@ -78,23 +78,13 @@ class RawValues(Protocol):
 
 def open_dataset(data: Path) -> RawValues | None:
     """The encoder of a prepared dataset; None if it has no vocabularies."""
-    facts = files.read_json(data / VOCABULARY / "vocabulary.json")
-    if not facts:
+    if not (data / VOCABULARY / "vocabulary.json").is_file():
         return None
-    checksums.check(data, [f"{VOCABULARY}/{path.name}" for path in (data / VOCABULARY).iterdir()])
-    recipe = RECIPES[facts["recipe"]]
-    rules = [
-        Rules(recipe=recipe, threshold=rule["threshold"], max_rows=rule["max_rows"])
-        for rule in facts["columns"].values()
-    ]
-    if "recipe" in files.read_json(data / MANIFEST).get("settings", {}):
-        return CriteoValues(data / VOCABULARY, rules, recipe)
-    if "inputs" not in facts:
-        raise InputError(
-            f"{data} does not say how its columns were read: it is from an earlier version. "
-            "Prepare it again, or use --values prepared."
-        )
-    return TabularValues(data / VOCABULARY, rules, facts["inputs"])
+    old = inherit.open_dataset(data)
+    rules = old.rules(list(old.facts["columns"]))
+    if old.is_criteo:
+        return CriteoValues(old.vocabularies, rules, old.recipe)
+    return TabularValues(old.vocabularies, rules, old.facts["inputs"])
 
 
 def _open_columns(
@@ -312,7 +302,7 @@ class TabularValues:
 
 
 def _reading(use: ColumnUse) -> NumberReading:
-    return number_readings.parse(use.reading or "plain")  # what earlier versions had
+    return number_readings.parse(filled(use.reading))
 
 
 def _inferred(values: Sequence[Any]) -> pa.Array | None:

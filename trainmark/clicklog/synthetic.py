@@ -12,34 +12,37 @@ Processes make the rows block by block, and each writes its own into the files t
 
 import os
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-from rich.progress import Progress
 from rich.table import Table
 
-from trainmark import files
-from trainmark.clickdata import terabyte
+from trainmark import files, progress
+from trainmark.clickdata import feature_spec, terabyte
+from trainmark.clickdata.best_auc import NO_ROWS, BinCounts
 from trainmark.clickdata.planted import (
     CARDINALITIES,
     MANIFEST,
     NUM_NUMERICAL,
     PlantedClicks,
 )
+from trainmark.clicklog import synthetic_blocks
 from trainmark.clicklog.engine import split_binary
 from trainmark.clicklog.engine.splits import Split, SplitRule
-from trainmark.clicklog.synthetic_blocks import written
+from trainmark.clicklog.synthetic_blocks import Block
 from trainmark.clicklog.synthetic_files import FORMATS
-from trainmark.clicklog.synthetic_logs import Log, PlantedLog, TerabyteLog
+from trainmark.clicklog.synthetic_logs import Log, TerabyteLog
 from trainmark.errors import InputError, raise_all
 from trainmark.progress import SafeConsole
 
 TERABYTE_DAY = terabyte.ROWS - terabyte.TRAIN_ROWS
 """Rows of a day: as many as are held out."""
+
+
+NO_SETTINGS = ("output", "workers")
+"""Options that do not change the log."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,18 +77,13 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """A log, with everything filled in that `Options` leave to the log it is to be like."""
+class Wanted(Options):
+    """Options, with everything filled in that they leave to the log it is to be like."""
 
-    like: str
-    format: str
     rows: int
     days: int
-    seed: int
     cardinalities: tuple[int, ...]
-    num_numerical: int
-    ids: Literal["power_law", "uniform"]
-    signal: bool
+    workers: int
 
     @property
     def last_day(self) -> int:
@@ -93,63 +91,50 @@ class Wanted:
         return (self.days - 1) * (self.rows // self.days)
 
     def settings(self) -> dict[str, Any]:
-        """As a finished folder records them; those of earlier versions know one log only."""
-        settings = asdict(self)
-        if self.like == "demo":
-            del settings["like"]
-        return settings
+        """What decides the bytes: as a finished folder records them."""
+        return {key: value for key, value in asdict(self).items() if key not in NO_SETTINGS}
 
     def log(self) -> Log:
         if self.like == "terabyte":
             # Raw values are all there: preparation counts them, and finds the rare ones.
             return TerabyteLog(self.last_day, None if self.format == "raw" else self.cardinalities)
-        planted = PlantedClicks(
+        return PlantedClicks(
             seed=self.seed,
             cardinalities=self.cardinalities,
             num_numerical=self.num_numerical,
             ids=self.ids,
             signal=self.signal,
         )
-        return PlantedLog(planted)
 
 
 def prepare(options: Options) -> None:
     """Write the log, unless the folder already holds it."""
     wanted = _filled(options)
-    _check(options, wanted)
-    if files.is_finished(options.output, MANIFEST, wanted.settings()):
-        print(f"{options.output} already holds this log; nothing to do.")
+    _check(wanted)
+    if files.is_finished(wanted.output, MANIFEST, wanted.settings()):
+        print(f"{wanted.output} already holds this log; nothing to do.")
     else:
-        workers = options.workers or len(os.sched_getaffinity(0))
-        _generate(wanted, options.output, workers)
-    _show(options.output, files.read_json(options.output / MANIFEST))
+        _generate(wanted)
+    _show(wanted.output, files.read_json(wanted.output / MANIFEST))
 
 
 def _filled(options: Options) -> Wanted:
-    days, cardinalities = options.days, terabyte.VOCABULARY
-    if options.like == "demo":
-        days = 9 if days is None else days
-        rows, cardinalities = 1_800_000, CARDINALITIES
-    else:
-        days = 24 if days is None else days
-        rows = TERABYTE_DAY * max(days, 0)
-    return Wanted(
-        like=options.like,
-        format=options.format,
-        rows=rows if options.rows is None else options.rows,
-        days=days,
-        seed=options.seed,
-        cardinalities=cardinalities if options.cardinalities is None else options.cardinalities,
-        num_numerical=options.num_numerical,
-        ids=options.ids,
-        signal=options.signal,
-    )
+    is_demo, days = options.like == "demo", options.days
+    if days is None:
+        days = 9 if is_demo else 24
+    filled: dict[str, Any] = {
+        "rows": 1_800_000 if is_demo else TERABYTE_DAY * max(days, 0),
+        "cardinalities": CARDINALITIES if is_demo else terabyte.VOCABULARY,
+        "workers": len(os.sched_getaffinity(0)),
+    }
+    given = {key: value for key, value in vars(options).items() if value is not None}
+    return Wanted(**filled | given | {"days": days})
 
 
-def _check(options: Options, wanted: Wanted) -> None:
+def _check(wanted: Wanted) -> None:
     problems = []
-    if options.workers is not None and options.workers < 1:
-        problems.append(f"--workers is {options.workers}; at least 1 is expected.")
+    if wanted.workers < 1:
+        problems.append(f"--workers is {wanted.workers}; at least 1 is expected.")
     if wanted.days < 2:
         problems.append(f"--days is {wanted.days}; at least 2 are needed (the last is for tests).")
     elif wanted.rows < 2 * wanted.days:
@@ -201,30 +186,32 @@ def _pieces(wanted: Wanted) -> list[Split]:
     return SplitRule().apply([bounds[-2], wanted.rows - bounds[-2]])
 
 
-def _generate(wanted: Wanted, output: Path, workers: int) -> None:
+def _generate(wanted: Wanted) -> None:
     log = wanted.log()
-    every_day, last_day = np.zeros((2, 2, log.num_bins), np.int64)
-    with files.building(output) as partial, Progress(console=SafeConsole(stderr=True)) as bar:
-        task = bar.add_task("Generating rows", total=wanted.rows)
-        form = FORMATS[wanted.format](wanted.cardinalities, wanted.num_numerical)
-        with closing(written(wanted.log, form, _pieces(wanted), partial, workers)) as blocks:
-            for block, made in blocks:
-                in_last_day = block.start >= wanted.last_day
-                for counts in (every_day, last_day)[: 2 if in_last_day else 1]:
-                    counts += made
-                bar.advance(task, block.stop - block.start)
-        if not last_day.sum(axis=1).all():
+    counts = {"earlier days": NO_ROWS, "last day": NO_ROWS}
+    with files.building(wanted.output) as partial:
+        with progress.rows_bar("Generating rows", wanted.rows) as advance:
+
+            def done(block: Block, made: BinCounts) -> None:
+                counts["earlier days" if block.start < wanted.last_day else "last day"] += made
+                advance(block.stop - block.start)
+
+            form = FORMATS[wanted.format](log, wanted.cardinalities, wanted.num_numerical)
+            synthetic_blocks.write(log, form, _pieces(wanted), partial, wanted.workers, done)
+        last_day, every_day = counts["last day"], sum(counts.values(), NO_ROWS)
+        if not (last_day.clicks.any() and last_day.others.any()):
             raise InputError(
                 "All rows of the last day have the same label, so that no AUC can be measured. "
                 f"Ask for more --rows than {wanted.rows}, or another --seed."
             )
         # Without a signal there is nothing to reach, and so no best AUC to set a target by.
-        metadata = {"best_auc": log.auc(last_day)} if wanted.signal else {}
-        facts = {"click_rate": float(every_day[0].sum() / every_day.sum())} | metadata
+        metadata = {"best_auc": last_day.auc} if wanted.signal else {}
+        facts = {"click_rate": float(every_day.clicks.sum() / every_day.rows)} | metadata
         if wanted.signal:
-            facts["best_auc_all_days"] = log.auc(every_day)
+            facts["best_auc_all_days"] = every_day.auc
         if wanted.format == "split_binary":
-            split_binary.write_specs(partial, wanted.cardinalities, wanted.num_numerical, metadata)
+            shape = (wanted.cardinalities, wanted.num_numerical)
+            split_binary.write_specs(partial, feature_spec.default_spec(*shape, metadata))
         schema = {"schema": "trainmark.synthetic/1"}
         files.write_json(partial / MANIFEST, schema | {"settings": wanted.settings()} | facts)
 

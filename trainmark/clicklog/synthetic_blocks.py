@@ -1,19 +1,20 @@
 """A synthetic log, written block by block: each of several processes makes rows, and puts them into
 the files that all of them share."""
 
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
-from multiprocessing import get_context
 from pathlib import Path
+from threading import Condition
 from typing import Any
 
+from trainmark.clickdata.best_auc import BinCounts
 from trainmark.clickdata.planted import BLOCK_ROWS
 from trainmark.clicklog.engine.splits import Split
-from trainmark.clicklog.synthetic_files import Encode, Format
-from trainmark.clicklog.synthetic_logs import Counts, Log
+from trainmark.clicklog.engine.workers import Call, Workers
+from trainmark.clicklog.synthetic_files import Format
+from trainmark.clicklog.synthetic_logs import Log
 
 
 @dataclass(frozen=True)
@@ -27,29 +28,73 @@ class Block:
     stop: int
 
 
-Made = tuple[Block, Counts]
-"""A block that is written, and how many of its rows have which probability."""
-
-
-def written(
-    make_log: Callable[[], Log], form: Format, pieces: Sequence[Split], folder: Path, workers: int
-) -> Generator[Made]:
-    """Write all rows of the pieces, in processes where there is enough to make; to be closed.
+def write(
+    log: Log,
+    form: Format,
+    pieces: Sequence[Split],
+    folder: Path,
+    workers: int,
+    done: Callable[[Block, BinCounts], None],
+) -> None:
+    """Write all rows of the pieces, in processes where there is enough to make.
 
     Args:
-        make_log: called in each process.
+        done: is told each block, and how many of its rows have which probability.
     """
     for piece in pieces:
         form.create(folder, piece)
-    given = (make_log, form, folder, _Places())
-    if workers == 1 or sum(p.stop - p.start for p in pieces) < 4 * workers * BLOCK_ROWS:
-        maker = _Maker(*given)
-        yield from map(maker.make, _blocks(pieces))
-    else:
-        yield from _in_processes(given, _blocks(pieces), workers)
+    is_much = sum(p.stop - p.start for p in pieces) >= 4 * workers * BLOCK_ROWS
+    processes, turns = Workers(_Maker(log, form, folder), workers if is_much else 1), Turns(pieces)
+
+    def make_blocks(call: Call) -> None:
+        try:
+            while (block := turns.next_block()) is not None:
+                extent, counts = call("make", block)
+                call("write", turns.place_of(block, extent))
+                with turns.changed:
+                    done(block, counts)
+        except BaseException as error:
+            turns.stop(error)
+            raise
+
+    with processes, ThreadPoolExecutor(len(processes.calls)) as pool, processes.stopping():
+        list(pool.map(make_blocks, processes.calls))
 
 
-def _blocks(pieces: Sequence[Split]) -> Iterator[Block]:
+class Turns:
+    """Hands the blocks of a log out, and says where in its piece each begins: a text's length is
+    known when it is made."""
+
+    def __init__(self, pieces: Iterable[Split]) -> None:
+        self.changed = Condition()
+        self._blocks = _blocks(pieces)
+        self._placed = self._end = 0
+        self._error: BaseException | None = None
+
+    def next_block(self) -> Block | None:
+        with self.changed:
+            return next(self._blocks, None)
+
+    def place_of(self, block: Block, extent: int) -> int:
+        """The place of a block, when those before it have theirs."""
+        with self.changed:
+            self.changed.wait_for(lambda: self._error or self._placed == block.number)
+            if self._error:
+                raise self._error
+            place = 0 if block.start == block.piece.start else self._end
+            self._end = place + extent
+            self._placed += 1
+            self.changed.notify_all()
+        return place
+
+    def stop(self, error: BaseException) -> None:
+        """Let nobody wait for a block that will not be made."""
+        with self.changed:
+            self._error = self._error or error
+            self.changed.notify_all()
+
+
+def _blocks(pieces: Iterable[Split]) -> Iterator[Block]:
     """Of the rows that share a random stream, those that lie in one piece."""
     numbers = count()
     for piece in pieces:
@@ -60,82 +105,19 @@ def _blocks(pieces: Sequence[Split]) -> Iterator[Block]:
             start = end
 
 
-# --- in one process
-
-
-class _Places:
-    """Where blocks begin in their piece, told from process to process: a text's length is known
-    when it is made."""
-
-    def __init__(self) -> None:
-        context = get_context("spawn")
-        self._changed, self._stopped = context.Condition(), context.Event()
-        self._next, self._end = (context.Value("q", 0, lock=False) for _ in range(2))
-
-    def take(self, block: Block, extent: int) -> int:
-        """The place of a block, when those before it have theirs."""
-        with self._changed:
-            while not self._changed.wait_for(lambda: self._next.value == block.number, timeout=1):
-                if self._stopped.is_set():
-                    raise RuntimeError("A block before this one was not made.")
-            place: int = 0 if block.start == block.piece.start else self._end.value
-            self._end.value = place + extent
-            self._next.value += 1
-            self._changed.notify_all()
-        return place
-
-    def stop(self) -> None:
-        """Let nobody wait any longer."""
-        self._stopped.set()
-
-
 class _Maker:
-    """Makes blocks and writes them."""
+    """Makes blocks in a process, and writes each when its place is known."""
 
-    def __init__(
-        self, make_log: Callable[[], Log], form: Format, folder: Path, places: _Places
-    ) -> None:
-        self._log, self._form, self._folder, self._places = make_log(), form, folder, places
-        self._encode: Encode = form.encoder(self._log)
+    def __init__(self, log: Log, form: Format, folder: Path) -> None:
+        self._log, self._form, self._folder = log, form, folder
+        self._made: tuple[Block, Any]
 
-    def make(self, block: Block) -> Made:
-        rows, counts = self._log.rows(block.start, block.stop)
-        encoded = self._encode(rows)
-        place = self._places.take(block, self._form.extent(encoded))
+    def make(self, block: Block) -> tuple[int, BinCounts]:
+        rows = self._log.rows(block.start, block.stop)
+        encoded = self._form.encode(rows)
+        self._made = block, encoded
+        return self._form.extent(encoded), rows.counts
+
+    def write(self, place: int) -> None:
+        block, encoded = self._made
         self._form.write(self._folder, block.piece, place, encoded)
-        return block, counts
-
-
-# --- in several
-
-Given = tuple[Callable[[], Log], Format, Path, _Places]
-"""What a maker is made of."""
-
-_maker: _Maker | None = None
-"""Of a process that makes rows."""
-
-
-def _in_processes(given: Given, blocks: Iterator[Block], workers: int) -> Generator[Made]:
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, given)
-    ahead: deque[Future[Made]] = deque()
-    try:
-        for block in blocks:
-            ahead.append(pool.submit(_make, block))
-            if len(ahead) >= 4 * workers:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
-    finally:
-        given[-1].stop()
-        pool.shutdown(cancel_futures=True)
-
-
-def _begin(*given: Any) -> None:
-    global _maker
-    _maker = _Maker(*given)
-
-
-def _make(block: Block) -> Made:
-    if _maker is None:
-        raise RuntimeError("This process was not told what to make.")
-    return _maker.make(block)

@@ -2,13 +2,13 @@
 that into files that all of them share.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainmark.clickdata import feature_spec
 from trainmark.clickdata.numerical import MISSING, log_transform
 from trainmark.clickdata.planted import MAX_COUNT
 from trainmark.clicklog.engine import split_binary
@@ -16,21 +16,17 @@ from trainmark.clicklog.engine.splits import Split
 from trainmark.clicklog.npy_files import DayWriter
 from trainmark.clicklog.synthetic_logs import Log, LogRows
 
-Encode = Callable[[LogRows], Any]
-
 
 class Format(Protocol):
-    """One of them, for columns of given sizes."""
+    """One of them, for a log with columns of given sizes."""
 
-    def __init__(self, cardinalities: tuple[int, ...], num_numerical: int) -> None: ...
+    def __init__(self, log: Log, cardinalities: tuple[int, ...], num_numerical: int) -> None: ...
 
-    @staticmethod
-    def encoder(log: Log) -> Encode:
-        """What turns rows of a log into what is written."""
+    def encode(self, rows: LogRows) -> Any:
+        """What is written of rows."""
         ...
 
-    @staticmethod
-    def extent(block: Any) -> int:
+    def extent(self, block: Any) -> int:
         """Of encoded rows: how far behind them the next ones begin."""
         ...
 
@@ -46,8 +42,8 @@ class Format(Protocol):
 # --- raw text
 
 
-class _Text:
-    """Rows as tab-separated text.
+class Raw:
+    """Days of tab-separated text.
 
     Every field gets its widest form in a matrix of characters with one line per row; unused
     characters are 0 and dropped at the end.
@@ -57,13 +53,13 @@ class _Text:
     HEX_PAIRS = np.frombuffer("".join(f"{i:02x}" for i in range(256)).encode(), np.uint16)
     COUNT_WIDTH = len(str(MAX_COUNT))
 
-    def __init__(self, log: Log) -> None:
-        self.log = log
+    def __init__(self, log: Log, cardinalities: tuple[int, ...], num_numerical: int) -> None:
+        self._log = log
         # The text of every possible count; the last entry is the empty field.
         counts = np.arange(-2, MAX_COUNT + 1).astype(f"S{self.COUNT_WIDTH}")
-        self.count_text = np.append(counts, b"")
+        self._count_text = np.append(counts, b"")
 
-    def __call__(self, rows: LogRows) -> NDArray[np.uint8]:
+    def encode(self, rows: LogRows) -> NDArray[np.uint8]:
         fields = [self.LABEL.take(rows.labels.view(np.uint8))[:, None]]
         fields += [self._counts(column) for column in rows.numerical.T]
         fields += [self._values(number, ids) for number, ids in enumerate(rows.categorical)]
@@ -77,28 +73,16 @@ class _Text:
         return np.asarray(text[text != 0])
 
     def _counts(self, counts: NDArray[np.int32]) -> NDArray[np.uint8]:
-        index = np.where(counts == MISSING, len(self.count_text) - 1, counts + 2)
-        return np.asarray(self.count_text.take(index).view(np.uint8).reshape(len(counts), -1))
+        index = np.where(counts == MISSING, len(self._count_text) - 1, counts + 2)
+        return np.asarray(self._count_text.take(index).view(np.uint8).reshape(len(counts), -1))
 
     def _values(self, column: int, ids: NDArray[np.int32]) -> NDArray[np.uint8]:
-        big_endian = self.log.values(column, ids).astype(">u4").view(np.uint8)
+        big_endian = self._log.values(column, ids).astype(">u4").view(np.uint8)
         text = self.HEX_PAIRS.take(big_endian).view(np.uint8).reshape(len(ids), -1)
         text[ids == 0] = 0
         return text
 
-
-class Raw:
-    """Days of tab-separated text."""
-
-    def __init__(self, cardinalities: tuple[int, ...], num_numerical: int) -> None:
-        pass
-
-    @staticmethod
-    def encoder(log: Log) -> Encode:
-        return _Text(log)
-
-    @staticmethod
-    def extent(block: NDArray[np.uint8]) -> int:
+    def extent(self, block: NDArray[np.uint8]) -> int:
         return len(block)
 
     def create(self, folder: Path, piece: Split) -> None:
@@ -119,15 +103,15 @@ Arrays = tuple[NDArray[np.bool_], NDArray[Any], NDArray[np.int32]]
 class Npy:
     """TorchRec's three arrays per day."""
 
-    def __init__(self, cardinalities: tuple[int, ...], num_numerical: int) -> None:
+    def __init__(self, log: Log, cardinalities: tuple[int, ...], num_numerical: int) -> None:
         self._shape = (num_numerical, len(cardinalities))
 
-    @staticmethod
-    def encoder(log: Log) -> Encode:
-        return _npy_arrays
+    def encode(self, rows: LogRows) -> Arrays:
+        # TorchRec takes a missing integer for a 0, so that it is ln 3 there, not 0.
+        counts = np.where(rows.numerical == MISSING, 0, rows.numerical)
+        return rows.labels, np.log(counts + np.float32(3)), rows.categorical
 
-    @staticmethod
-    def extent(block: Arrays) -> int:
+    def extent(self, block: Arrays) -> int:
         return len(block[0])
 
     def create(self, folder: Path, piece: Split) -> None:
@@ -141,36 +125,24 @@ class Npy:
         return DayWriter(folder, day, piece.stop - piece.start, *self._shape, first_row)
 
 
-def _npy_arrays(rows: LogRows) -> Arrays:
-    # TorchRec takes a missing integer for a 0, so that it is ln 3 there, not 0.
-    counts = np.where(rows.numerical == MISSING, 0, rows.numerical)
-    return rows.labels, np.log(counts + np.float32(3)), rows.categorical
-
-
 class SplitBinary:
     """The dataset that `trainmark train` reads. The rows need no shuffling."""
 
-    def __init__(self, cardinalities: tuple[int, ...], num_numerical: int) -> None:
-        self._columns = (cardinalities, num_numerical)
+    def __init__(self, log: Log, cardinalities: tuple[int, ...], num_numerical: int) -> None:
+        self._spec = feature_spec.default_spec(cardinalities, num_numerical)
 
-    @staticmethod
-    def encoder(log: Log) -> Encode:
-        return _split_binary_arrays
+    def encode(self, rows: LogRows) -> Arrays:
+        return rows.labels, log_transform(rows.numerical), rows.categorical
 
-    @staticmethod
-    def extent(block: Arrays) -> int:
+    def extent(self, block: Arrays) -> int:
         return len(block[0])
 
     def create(self, folder: Path, piece: Split) -> None:
-        split_binary.Writer(folder, piece.name, *self._columns).close()
+        split_binary.Writer(folder, piece.name, self._spec).close()
 
     def write(self, folder: Path, piece: Split, place: int, block: Arrays) -> None:
-        with split_binary.Writer(folder, piece.name, *self._columns, first_row=place) as writer:
+        with split_binary.Writer(folder, piece.name, self._spec, place) as writer:
             writer.append(*block)
-
-
-def _split_binary_arrays(rows: LogRows) -> Arrays:
-    return rows.labels, log_transform(rows.numerical), rows.categorical
 
 
 FORMATS: dict[str, type[Format]] = {"raw": Raw, "npy": Npy, "split_binary": SplitBinary}

@@ -7,8 +7,10 @@ from typing import Any
 
 from trainmark.clicklog import log_options
 from trainmark.clicklog.engine import summary
+from trainmark.clicklog.inherit import Inherited
 from trainmark.clicklog.log_options import LogOptions
-from trainmark.clicklog.sources.number_readings import AUTO
+from trainmark.clicklog.sources import number_readings
+from trainmark.clicklog.sources.column_match import AskedColumns
 from trainmark.clicklog.sources.recipes import RECIPES
 from trainmark.clicklog.sources.row_columns import RowColumns
 from trainmark.clicklog.sources.source import Source
@@ -46,14 +48,14 @@ class TabularOptions(LogOptions):
 def prepare(
     options: TabularOptions,
     kind: str,
-    open_source: Callable[..., Source],
+    open_source: Callable[[Inherited | None, list[Path], AskedColumns], Source],
     **reading: Any,
 ) -> None:
     """Write the dataset, unless the folder already holds it.
 
     Args:
         kind: of the files of --spec; `reading`: how to read them.
-        open_source: the rows of files; columns may be as in an earlier dataset.
+        open_source: the rows of files, which may be read as those of an earlier dataset.
     """
     if options.spec is not None:
         if options.to == "npy":
@@ -74,15 +76,13 @@ def prepare(
             "the flag out."
         )
     paths, of_splits = log_options.find_files(options)
-    source = open_source(
-        old,
-        files=paths,
-        columns=options.columns,
-        numerical=options.numerical or AUTO,
-        bad_rows=options.bad_rows,
+    asked = AskedColumns(
+        text=options.columns,
+        numerical=number_readings.check_default(options.numerical or number_readings.AUTO),
         old=old.columns() if old else None,
-        row_columns=RowColumns(options.positive, options.split_by, options.group),
+        of_rows=RowColumns(options.positive, options.split_by, options.group),
     )
+    source = open_source(old, paths, asked)
     if options.to == "npy" and (of_lists := [c.name for c in source.schema.categorical if c.most]):
         raise InputError(
             "--to npy: TorchRec's files have equally many ids of a feature in every row, and none "

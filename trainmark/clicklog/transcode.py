@@ -115,12 +115,10 @@ class Transcoding:
                     )
                 largest[name] = max(largest[name], int(ids.max()))
 
-    def write(self, folder: Path, mapping: str, cardinalities: Sequence[int]) -> tuple[int, int]:
+    def write(self, folder: Path, mapping: str, written: FeatureSpec) -> tuple[int, int]:
         """Write a mapping; returns its rows and clicks."""
-        spec = self.spec
-        shape = (cardinalities, len(spec.numerical), self.numerical_dtype)
-        clicks = 0
-        with split_binary.Writer(folder, mapping, *shape) as writer:
+        spec, clicks = self.spec, 0
+        with split_binary.Writer(folder, mapping, written) as writer:
             for row, columns in self._side_by_side(mapping):
                 numbers = [columns[name] for name in spec.numerical]
                 labels = self._labels(columns[spec.label], mapping, row)
@@ -267,18 +265,14 @@ def prepare(spec_path: Path, output: Path, kind: str, **reading: Any) -> dict[st
     if files.is_finished(output, MANIFEST, settings):
         print(f"{output} already holds this dataset; nothing to do.")
         return files.read_json(output / MANIFEST)
-    cardinalities = job.cardinalities()
+    cardinalities, numerical = job.cardinalities(), len(spec.numerical)
+    written = feature_spec.default_spec(
+        cardinalities, numerical, spec.metadata, numerical_dtype=job.numerical_dtype
+    )
     with files.building(output) as folder:
-        sizes = {mapping: job.write(folder, mapping, cardinalities) for mapping in MAPPINGS}
+        sizes = {mapping: job.write(folder, mapping, written) for mapping in MAPPINGS}
         raise_all(f"{mapping} has no rows." for mapping, (rows, _) in sizes.items() if not rows)
-        written = feature_spec.default_spec(
-            cardinalities,
-            len(spec.numerical),
-            spec.metadata,
-            numerical_dtype=job.numerical_dtype,
-        )
-        spec_rules.check(written)
-        feature_spec.write(written, feature_spec.path_of(folder))
+        split_binary.write_specs(folder, written, validation=False)
         manifest = {
             "schema": SCHEMA,
             "settings": settings,

@@ -43,9 +43,8 @@ class Job:
     logs: list[str]
     command: list[str]
     started: str
-    process_started: float | str | None = None
-    """When the process began: its id alone may be another's by now. Seconds by the clock in jobs of
-    an earlier version; a clock may be set anew, the ticks since this boot are not."""
+    process_started: str | None = None
+    """When the process began: its id alone may be another's by now."""
 
 
 # --- handles
@@ -99,7 +98,8 @@ def _exit_file(folder: Path, handle: str) -> Path:
 
 
 def _began(pid: int) -> str:
-    """When a process began, in ticks since a boot, and which boot that was."""
+    """When a process began, in ticks since a boot, and which boot that was: a clock may be set
+    anew, these not."""
     try:
         ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -111,10 +111,8 @@ def _began(pid: int) -> str:
 def _is_alive(job: Job) -> bool:
     try:
         process = psutil.Process(int(job.id))
-        by_clock = isinstance(job.process_started, float)
-        began = process.create_time() if by_clock else _began(process.pid)
-        same = began == job.process_started
-        return same and process.status() != psutil.STATUS_ZOMBIE
+        is_same = _began(process.pid) == job.process_started
+        return is_same and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 

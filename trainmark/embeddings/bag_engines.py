@@ -16,12 +16,13 @@ from trainmark.embeddings.engine import Interaction, LocalEngine
 from trainmark.embeddings.fused import FusedEngine
 from trainmark.embeddings.tables.bags import BagLists
 from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
-from trainmark.embeddings.tables.format_store import LARGEST_INT32, Formats
+from trainmark.embeddings.tables.formats import LARGEST_INT32, Formats
 from trainmark.embeddings.tables.row_update import Plan
 from trainmark.embeddings.tables.update import UpdateRule
 from trainmark.kernels.interaction import dot_interaction
 from trainmark.kernels.pool_rows import Bags, pool_rows
-from trainmark.kernels.sparse_update import Rule, SortedRows, sort_rows
+from trainmark.kernels.sparse_update import SortedRows, sort_rows
+from trainmark.kernels.table_formats import Tables
 from trainmark.training.transfer import used_here
 
 
@@ -60,7 +61,7 @@ class LocalBagEngine(LocalEngine):
         used_here([ids_N])
         shape = (samples, len(self._hotness), self.store.width)
         rows_BFD = self.store.weight.new_empty(shape)
-        self.store.pool_into(ids_N, bags, rows_BFD.view(-1, self.store.width))
+        pool_rows(ids_N, bags, Tables(self.store.rows), rows_BFD.view(-1, self.store.width))
         return rows_BFD
 
     def rows_in_use(self, prepared: Any) -> list[Tensor]:
@@ -113,7 +114,7 @@ class FusedBagEngine(FusedEngine):
         self,
         table_rows: Sequence[int],
         dim: int,
-        rule: Rule,
+        rule: UpdateRule,
         formats: Formats,
         dtype: torch.dtype = torch.float32,
         *,

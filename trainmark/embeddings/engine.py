@@ -25,7 +25,7 @@ from trainmark.embeddings.tables.update import UpdateRule
 from trainmark.kernels.compiled import has_compiled
 from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.interaction import dot_interaction
-from trainmark.kernels.table_formats import Rows, Tables
+from trainmark.kernels.table_formats import Tables
 from trainmark.training.transfer import used_here
 
 Interaction = Callable[[Tensor, Tensor], Tensor]
@@ -211,7 +211,7 @@ class LocalEngine(nn.Module, EmbeddingEngine):
         return super().lookup_and_interact(prepared, x_BD, plain)
 
     def _in_one_kernel(self, ids_BF: Tensor, x_BD: Tensor) -> Tensor:
-        tables = Tables(Rows(self.store.weight))
+        tables = Tables(self.store.rows)
         if not torch.is_grad_enabled():
             return gather_interaction(x_BD, ids_BF, tables)
         ids_FB = ids_BF.t()

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from trainmark.embeddings.engine import EmbeddingEngine, Interaction
 from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
-from trainmark.embeddings.tables.format_store import LARGEST_INT32, Formats, FormatStore
+from trainmark.embeddings.tables.formats import LARGEST_INT32, Formats
 from trainmark.embeddings.tables.row_update import Settings
-from trainmark.embeddings.tables.store import table_names, whole_table, whole_tables
+from trainmark.embeddings.tables.store import TableStore, table_names, whole_table, whole_tables
+from trainmark.embeddings.tables.update import UpdateRule
 from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.gather_rows import gather_rows
 from trainmark.kernels.interaction import dot_interaction
-from trainmark.kernels.sparse_update import Rule, SortedRows, sort_rows, sort_rows_of_two
+from trainmark.kernels.sparse_update import SortedRows, sort_rows, sort_rows_of_two
 from trainmark.kernels.table_formats import Tables
 from trainmark.training.transfer import used_here
 
@@ -65,7 +66,7 @@ class FusedEngine(nn.Module, EmbeddingEngine):
         self,
         table_rows: Sequence[int],
         dim: int,
-        rule: Rule,
+        rule: UpdateRule,
         formats: Formats,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -79,7 +80,7 @@ class FusedEngine(nn.Module, EmbeddingEngine):
             [i for i, used in enumerate(formats.of_tables) if used == kind] for kind in kinds
         ]
         self.stores = nn.ModuleList(
-            FormatStore(
+            TableStore(
                 [parts[i] for i in features],
                 dim,
                 rule,
@@ -214,7 +215,7 @@ class FusedEngine(nn.Module, EmbeddingEngine):
         state = whole_tables(rows for store in self._stores() for rows in store.part_state())
         return state | ({"tables.updates": self.updates} if self._rounds else {})
 
-    def _stores(self) -> list[FormatStore]:
+    def _stores(self) -> list[TableStore]:
         return list(self.stores)  # type: ignore[arg-type]
 
     def _on_device(self) -> "_Constants":
@@ -227,7 +228,7 @@ class _Constants:
     """Small tensors that every step needs, copied to the device only once."""
 
     def __init__(
-        self, stores: list[FormatStore], features: list[list[int]], device: torch.device
+        self, stores: list[TableStore], features: list[list[int]], device: torch.device
     ) -> None:
         starts = {
             feature: start

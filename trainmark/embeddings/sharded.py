@@ -39,10 +39,10 @@ from trainmark.embeddings.exchange.connection import Connection
 from trainmark.embeddings.exchange.routes import Routes
 from trainmark.embeddings.exchange.row_exchange import RequestedRows, RowExchange
 from trainmark.embeddings.exchange.squares import ColumnSquares
-from trainmark.embeddings.exchange.stores import RankTables, Store
+from trainmark.embeddings.exchange.stores import RankTables
 from trainmark.embeddings.placement.placement import Placement
 from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
-from trainmark.embeddings.tables.format_store import Formats
+from trainmark.embeddings.tables.formats import Formats
 from trainmark.embeddings.tables.host import HostStore, WorkingSet
 from trainmark.embeddings.tables.row_update import Settings, plan_update, summed_rows
 from trainmark.embeddings.tables.store import TableStore
@@ -51,14 +51,12 @@ from trainmark.kernels.compiled import is_compiled_for
 from trainmark.kernels.gather_interaction import gather_interaction
 from trainmark.kernels.gather_rows import gather_rows_into
 from trainmark.kernels.interaction import dot_interaction
-from trainmark.kernels.pool_rows import pool_rows
+from trainmark.kernels.pool_rows import Bags, pool_rows
 from trainmark.kernels.sparse_update import SortedRows
 from trainmark.kernels.table_formats import Rows, Tables
 from trainmark.training.transfer import used_here
 
 INT32_ROWS = 2**31
-_Sliced = TableStore | WorkingSet
-"""What may have some columns of rows: of fp32 alone."""
 
 
 class ShardedEngine(RankTables, EmbeddingEngine):
@@ -231,21 +229,14 @@ class ShardedEngine(RankTables, EmbeddingEngine):
             end = begin + segment.ids.stop - segment.ids.start
             part = rows[segment.rows].view(-1, self._mine[segment.store].width)
             listed = requested.rows[begin:end]
-            if segment.bags is None:
-                requested.holder.gather_into(listed, part)
-            else:
-                requested.holder.pool_into(listed, segment.bags, part)
+            _read(requested.holder.rows, listed, segment.bags, part)
             begins[segment.store] = end
 
     def _read_replicas(self, prepared: RowExchange, rows: Tensor) -> None:
         """Of replicated tables, what this rank's samples need."""
-        into, bags = rows.view(-1, self.routes.dim), prepared.replica_bags
-        if not len(into):
-            return
-        if bags is None:
-            self.replicas.gather_into(prepared.replica_ids, into)
-        else:
-            self.replicas.pool_into(prepared.replica_ids, bags, into)
+        into = rows.view(-1, self.routes.dim)
+        if len(into):
+            _read(self.replicas.rows, prepared.replica_ids, prepared.replica_bags, into)
 
     def _replica_elements(self, prepared: RowExchange) -> int:
         """Of the rows of replicated tables that a micro-batch has."""
@@ -387,12 +378,12 @@ class ShardedEngine(RankTables, EmbeddingEngine):
             requested, grads = self._collected(index, looked_up)
             rows, grads = summed_rows(requested.plan, grads, settings)
             holders[index], summed[index] = requested.holder, (rows, grads)
-            in_store[index] = (cast(_Sliced, requested.holder).in_store(rows), grads)
+            in_store[index] = (requested.holder.in_store(rows), grads)
             repeat = isinstance(requested.plan, SortedRows)
         means, sent_bytes = squares.means(self._connect().rows, in_store, repeat=repeat)
         self.sent_bytes["squares"] += sent_bytes
         for index, (rows, grads) in summed.items():
-            cast(_Sliced, holders[index]).update_summed(rows, grads, means[index], settings)
+            holders[index].update_summed(rows, grads, means[index], settings)
             self._updated(index, holders[index])
 
     def _collected(self, index: int, looked_up: list[RowExchange]) -> tuple[RequestedRows, Tensor]:
@@ -421,7 +412,7 @@ class ShardedEngine(RankTables, EmbeddingEngine):
             before += sum(s.bags.num_rows for s in segments if s.bags is not None)
         return joined(found)
 
-    def _updated(self, index: int, holder: Store | WorkingSet) -> None:
+    def _updated(self, index: int, holder: TableStore | WorkingSet) -> None:
         if isinstance(holder, WorkingSet):
             cast(HostStore, self.stores[index]).write_back(holder)
 
@@ -441,3 +432,11 @@ class ShardedEngine(RankTables, EmbeddingEngine):
         sent = all_reduce_sent_bytes(self.replicas.buffer_bytes, self.routes.devices)
         self.sent_bytes["replicas"] += sent
         return work
+
+
+def _read(table: Rows, ids: Tensor, bags: Bags | None, into: Tensor) -> None:
+    """Write rows, or the sums of bags of them, to a contiguous tensor, in its type."""
+    if bags is None:
+        gather_rows_into(into, ids, Tables(table))
+    else:
+        pool_rows(ids, bags, Tables(table), into)

@@ -221,8 +221,7 @@ class Clocks:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from where a checkpoint of the same run stopped counting."""
-        unknown = dict.fromkeys(ENERGY)  # in checkpoints of earlier versions
-        self._earlier = parse(Totals, unknown | state, "clocks in the checkpoint")
+        self._earlier = parse(Totals, state, "clocks in the checkpoint")
         self.totals = replace(self._earlier, sessions=self._earlier.sessions + 1)
 
 

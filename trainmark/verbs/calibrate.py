@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +240,8 @@ def _of_rows(here: torch.device, scale: Scale, table_bytes: int) -> dict[str, An
 def _gather(here: torch.device, scale: Scale, table_bytes: int, width: int) -> float:
     store, ids, rows = _table(here, scale, table_bytes, width, "sgd")
     read = scale.lookups * (max(MIN_ACCESS, 4 * width) + 4 * width)
-    return read / seconds_of(lambda: store.gather_into(ids, rows), here, scale.budget_s)
+    gather = partial(gather_rows_into, rows, ids, Tables(store.rows))
+    return read / seconds_of(gather, here, scale.budget_s)
 
 
 def _update(

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from trainmark import checksums, files, progress
+from trainmark.clickdata import feature_spec
 from trainmark.clicklog.arrays import primitives, shuffle
 from trainmark.clicklog.engine import kept, numbers, parse_phase, split_binary, summary
 from trainmark.clicklog.engine.columns import numerical_features
@@ -173,16 +174,16 @@ class EmbeddedEngine:
         names += [numbers.bin_name(column.name) for _, column in fitted.with_bins()]
         facts = [columns[f"cat_{number}"] for number in range(len(names))]
         cardinalities = [fact["cardinality"] for fact in facts]
-        split_binary.write_specs(
-            dataset,
+        spec = feature_spec.default_spec(
             cardinalities,
             numerical_features(store, fitted),
             job.metadata,
             hotness=[fact.get("most", 1) for fact in facts],
             varies=["most" in fact for fact in facts],
-            validation=any(split.name == "validation" for split in splits),
             numerical_dtype=fitted.dtype,
         )
+        validates = any(split.name == "validation" for split in splits)
+        split_binary.write_specs(dataset, spec, validates)
         inputs = job.source.inputs()
         files.write_json(
             dataset / VOCABULARY / "vocabulary.json",

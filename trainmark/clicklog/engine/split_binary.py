@@ -5,7 +5,7 @@ integer per row in the narrowest type that the column's cardinality allows. Row 
 the same example.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -15,34 +15,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainmark.clickdata import feature_spec, spec_rules
+from trainmark.clickdata.feature_spec import FeatureSpec
 
 
 class Writer:
     """Appends rows to the files of one mapping.
 
+    Args:
+        spec: their features (`feature_spec.default_spec`).
+        first_row: of files that there are, where to write; without one, new files are made.
+
     Example:
-        with Writer(folder, "train", cardinalities, num_numerical=13) as train:
+        with Writer(folder, "train", spec) as train:
             train.append(labels, numerical, categorical)
     """
 
     def __init__(
-        self,
-        folder: Path,
-        mapping: str,
-        cardinalities: Sequence[int],
-        num_numerical: int,
-        numerical_dtype: str = "float16",
-        first_row: int | None = None,
-        hotness: Sequence[int] = (),
+        self, folder: Path, mapping: str, spec: FeatureSpec, first_row: int | None = None
     ) -> None:
-        """
-        Args:
-            hotness: ids per row of each feature, if not one.
-            first_row: of files that there are, where to write; without one, new files are made.
-        """
         self.rows = 0
-        self._numerical_dtype = np.dtype(numerical_dtype).newbyteorder("<")
-        self._dtypes = [feature_spec.dtype_for(cardinality) for cardinality in cardinalities]
+        self._numerical_dtype = np.dtype(spec.numerical_dtype).newbyteorder("<")
+        self._dtypes = [feature_spec.dtype_for(cardinality) for cardinality in spec.cardinalities]
         if first_row is None:
             (folder / mapping).mkdir()
         self._files = ExitStack()
@@ -53,13 +46,12 @@ class Writer:
             file.seek((first_row or 0) * row_bytes)
             return file
 
-        width = num_numerical * self._numerical_dtype.itemsize
+        width = len(spec.numerical) * self._numerical_dtype.itemsize
         self._label = opened("label.bin", 1)
-        self._numerical = opened("numerical.bin", width) if num_numerical else None
-        of_rows = zip(self._dtypes, hotness or [1] * len(self._dtypes), strict=True)
+        self._numerical = opened("numerical.bin", width) if spec.numerical else None
         self._categorical = [
-            opened(f"cat_{i}.bin", np.dtype(dtype).itemsize * ids)
-            for i, (dtype, ids) in enumerate(of_rows)
+            opened(name, np.dtype(dtype).itemsize * ids)
+            for name, dtype, ids in zip(spec.categorical, self._dtypes, spec.hotness, strict=True)
         ]
 
     def __enter__(self) -> "Writer":
@@ -98,20 +90,9 @@ def _write(file: Any, values: NDArray[Any], dtype: Any) -> None:
     file.write(np.ascontiguousarray(values, dtype=dtype).data)
 
 
-def write_specs(
-    folder: Path,
-    cardinalities: Sequence[int],
-    num_numerical: int,
-    metadata: Mapping[str, Any],
-    hotness: Sequence[int] = (),
-    validation: bool = True,
-    numerical_dtype: str = "float16",
-    varies: Sequence[bool] = (),
-) -> None:
+def write_specs(folder: Path, spec: FeatureSpec, validation: bool = True) -> None:
     """Write `feature_spec.yaml` (train, test) and `feature_spec_validation.yaml` (validation)."""
     for mappings in (("train", "test"), ("validation",))[: 1 + validation]:
-        spec = feature_spec.default_spec(
-            cardinalities, num_numerical, metadata, mappings, hotness, numerical_dtype, varies
-        )
-        spec_rules.check(spec, mappings)
-        feature_spec.write(spec, feature_spec.path_of(folder, mappings[0]))
+        written = feature_spec.of_mappings(spec, mappings)
+        spec_rules.check(written, mappings)
+        feature_spec.write(written, feature_spec.path_of(folder, mappings[0]))

@@ -1,11 +1,15 @@
-"""The columns of --vocabulary: as an earlier dataset read them, found in other files by name."""
+"""Which columns of a table's files are read, and as what: as --columns says, or, with --vocabulary,
+as an earlier dataset read them, found by name."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 from trainmark.clicklog.sources import column_spec, number_readings
 from trainmark.clicklog.sources.column_spec import ColumnUse
+from trainmark.clicklog.sources.row_columns import NOTHING, RowColumns
+from trainmark.clicklog.sources.rows import Schema
 from trainmark.errors import InputError, raise_all
 
 
@@ -21,17 +25,36 @@ class OldColumns:
     """In the order of its tables and numbers."""
 
 
-def uses(
+@dataclass(frozen=True, kw_only=True)
+class AskedColumns:
+    """What is asked of the columns of a table's files."""
+
+    text: str | None = None
+    """--columns (column_spec.py). Where there is an `old` dataset, it must say the same of all
+    columns but the label; None: as they were."""
+    numerical: str = number_readings.AUTO
+    """How to read the numbers of which `text` does not say it."""
+    old: OldColumns | None = None
+    """Columns to be found by name, and read in this order."""
+    of_rows: RowColumns = NOTHING
+
+    def uses(self, columns: Sequence[str], source: str) -> list[ColumnUse]:
+        """What becomes of the columns of a file; both as for `column_spec.parse`."""
+        return self.of_rows.add_to(_uses(self.text, columns, source, self.old), columns, source)
+
+    def read(self, uses: Iterable[ColumnUse]) -> list[str]:
+        """The names of the columns to read, each once."""
+        return list(dict.fromkeys([*(use.column for use in uses), *self.of_rows.keep]))
+
+    def settings(self, schema: Schema) -> dict[str, Any]:
+        """What of it a source has to tell of itself, whose columns are those of `schema`."""
+        numerical = {"numerical": self.numerical} if schema.numbers else {}
+        return {"columns": self.text, **numerical, **self.of_rows.settings()}
+
+
+def _uses(
     text: str | None, columns: Sequence[str], source: str, old: OldColumns | None
 ) -> list[ColumnUse]:
-    """What becomes of the columns of a file: as --columns says, or as in an earlier dataset.
-
-    Args:
-        text: --columns (column_spec.py). Where there is an `old` dataset, it must say the same of
-            all columns but the label; None: as they were.
-        columns, source: of the file, as for `column_spec.parse`.
-        old: if given, its columns are found by name, and keep its order.
-    """
     given = None if text is None else column_spec.parse(text, columns, source)
     if old is None:
         if given is None:

@@ -110,20 +110,6 @@ def _refuse_other_roles(role: str, names: str, columns: Sequence[str]) -> None:
             raise unknown("role in --columns", word, get_args(Role))
 
 
-def label_of(text: str) -> ColumnUse:
-    """The label that a description names."""
-    parts = _roles(text)
-    for role, names in zip(parts[1::2], parts[2::2], strict=True):
-        if role == "label":
-            return _use("label", names, [_column_compared(names)])
-    raise InputError(f"--columns was {text!r}, which names no label. Give --columns.")
-
-
-def _column_compared(name: str) -> str:
-    match = COMPARISON.fullmatch(name)
-    return match.group(1) if match else name
-
-
 def _roles(text: str) -> list[str]:
     """What precedes the first role, then roles and their columns in turn."""
     return re.split(rf"(?:^|\s+)({'|'.join(get_args(Role))})=", text.strip())

@@ -11,14 +11,9 @@ import pyarrow.compute as pc
 import pyarrow.csv
 from numpy.typing import NDArray
 
-from trainmark.clicklog.sources import (
-    column_match,
-    column_spec,
-    number_readings,
-    text_files,
-)
+from trainmark.clicklog.sources import column_spec, text_files
 from trainmark.clicklog.sources.arrow_columns import decoded, utf8
-from trainmark.clicklog.sources.column_match import OldColumns
+from trainmark.clicklog.sources.column_match import AskedColumns
 from trainmark.clicklog.sources.convert import convert, parsed_rows, resolve
 from trainmark.clicklog.sources.csv_header import (
     INNER_RETURN,
@@ -28,7 +23,6 @@ from trainmark.clicklog.sources.csv_header import (
     is_padded,
     is_utf8,
 )
-from trainmark.clicklog.sources.row_columns import NOTHING, RowColumns
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows
 from trainmark.clicklog.sources.source import BadRows, Piece, Position, Room, names_and_sizes
 from trainmark.errors import InputError
@@ -44,60 +38,48 @@ class CsvSource:
 
     Args:
         files: in the order of their rows.
-        columns: what the columns are (column_spec.py); None: as in `old`.
+        asked: what the columns are.
         delimiter: one character.
         header: whether every file starts with a line of names.
         missing: what stands for a missing value, besides nothing.
-        numerical: how to read the numbers of which `columns` does not say it.
         bad_rows: what to do with a line that breaks the rules. `keep` takes what is wrong in it for
             missing; without a label, or with the wrong number of fields, it has to skip the line.
-        old: the columns of an earlier dataset, to be read as they were (column_match.py).
-        row_columns: what else the columns say of rows (row_columns.py).
     """
 
     def __init__(
         self,
         files: Sequence[Path],
-        columns: str | None,
+        asked: AskedColumns,
         *,
         delimiter: str = ",",
         header: bool = True,
         missing: Sequence[str] = (),
-        numerical: str = number_readings.AUTO,
         bad_rows: BadRows = "stop",
-        old: OldColumns | None = None,
-        row_columns: RowColumns = NOTHING,
     ) -> None:
         if len(delimiter.encode()) != 1 or delimiter in '"\r\n':
             raise InputError(f"--delimiter is {delimiter!r}; one character is expected.")
         self.files = list(files)
         text_files.check_files(self.files, bad_rows)
         self.bad_rows = bad_rows
-        self._numerical = number_readings.check_default(numerical)
         self._delimiter, self._header, self._missing = delimiter, header, list(missing)
         self.names = column_names(self.files, delimiter, header)
         self._padded = is_padded(self.files, delimiter)
         try:
-            uses = column_match.uses(columns, self.names, str(self.files[0]), old)
+            uses = asked.uses(self.names, str(self.files[0]))
         except InputError as error:
             raise InputError(f"{error}{header_hint(self.names) if header else ''}") from None
-        uses = row_columns.add_to(uses, self.names, str(self.files[0]))
         # Text has no types: what --columns does not say is read in the usual way.
-        self.uses = resolve(uses, [pa.string()] * len(uses), self._numerical)
+        self.uses = resolve(uses, [pa.string()] * len(uses), asked.numerical)
         self.schema = column_spec.schema(self.uses)
-        self._columns, self._row_columns = columns, row_columns
-        self._takes_missing = old is None  # which has said what is missing
-        self._read_names = dict.fromkeys([*(use.column for use in self.uses), *row_columns.keep])
+        self._asked, self._read_names = asked, asked.read(self.uses)
 
     def settings(self) -> Mapping[str, Any]:
         return {
             "input": names_and_sizes(self.files),
-            "columns": self._columns,
-            **({"numerical": self._numerical} if self.schema.numbers else {}),
+            **self._asked.settings(self.schema),
             "delimiter": self._delimiter,
             "header": self._header,
             **({"missing": self._missing} if self._missing else {}),
-            **self._row_columns.settings(),
         }
 
     def inputs(self) -> Mapping[str, Any]:
@@ -185,7 +167,7 @@ class CsvSource:
                 delimiter=self._delimiter, ignore_empty_lines=False, invalid_row_handler=note
             ),
             pa.csv.ConvertOptions(
-                include_columns=list(self._read_names),
+                include_columns=self._read_names,
                 column_types=dict.fromkeys(self._read_names, pa.string()),
                 null_values=["", *self._missing],
                 strings_can_be_null=True,
@@ -209,8 +191,9 @@ class CsvSource:
         columns = [table[use.column] for use in self.uses]
         if self._padded:
             columns = [self._without_blanks(column) for column in columns]
-        converted = convert(columns, self.uses, takes_missing=self._takes_missing)
-        if names := self._row_columns.keep:
+        takes_missing = self._asked.old is None  # which has said what is missing
+        converted = convert(columns, self.uses, takes_missing=takes_missing)
+        if names := self._asked.of_rows.keep:
             converted = replace(converted, kept=table.select(list(names)).combine_chunks())
         lines = numbers + line
         bad = [BadRow(path, line + number, reason) for number, reason in reasons.items()]

@@ -9,16 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainmark.clicklog.sources import (
-    apart,
-    column_match,
-    column_spec,
-    lists,
-    number_readings,
-    remote,
-)
+from trainmark.clicklog.sources import apart, column_spec, lists, remote
 from trainmark.clicklog.sources.arrow_columns import utf8
-from trainmark.clicklog.sources.column_match import OldColumns
+from trainmark.clicklog.sources.column_match import AskedColumns
 from trainmark.clicklog.sources.column_spec import ColumnUse
 from trainmark.clicklog.sources.convert import (
     Converted,
@@ -29,7 +22,6 @@ from trainmark.clicklog.sources.convert import (
     resolve,
 )
 from trainmark.clicklog.sources.parquet_files import batches, columns_of, open_parquet
-from trainmark.clicklog.sources.row_columns import NOTHING, RowColumns
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows
 from trainmark.clicklog.sources.source import (
     BadRows,
@@ -72,43 +64,35 @@ class ParquetSource:
 
     Args:
         files: in the order of their rows.
-        columns, numerical, bad_rows, old, row_columns: as for `CsvSource`.
+        asked, bad_rows: as for `CsvSource`.
     """
 
     def __init__(
-        self,
-        files: Sequence[Path],
-        columns: str | None,
-        *,
-        numerical: str = number_readings.AUTO,
-        bad_rows: BadRows = "stop",
-        old: OldColumns | None = None,
-        row_columns: RowColumns = NOTHING,
+        self, files: Sequence[Path], asked: AskedColumns, *, bad_rows: BadRows = "stop"
     ) -> None:
         self.files = list(files)
         self.warnings: list[str] = []
         self.bad_rows = bad_rows
-        self._numerical = number_readings.check_default(numerical)
-        self._columns, self._row_columns = columns, row_columns
+        self._asked = asked
         schemas = [columns_of(open_parquet(path).schema_arrow) for path in self.files]
         self._no_rows = pa.RecordBatch.from_pylist([], schemas[0])
         self.names: list[str] = schemas[0].names
-        uses = column_match.uses(columns, self.names, str(self.files[0]), old)
-        self.uses = uses = row_columns.add_to(uses, self.names, str(self.files[0]))
+        uses = asked.uses(self.names, str(self.files[0]))
+        self._read_names = asked.read(uses)
         raise_all(self._differences(schemas))
         types = [schemas[0].field(use.column).type for use in uses]
-        resolved = resolve(uses, types, self._numerical)
+        resolved = resolve(uses, types, asked.numerical)
         self.uses = [
             self._with_longest(now) if now.reading != use.reading and lists.is_list(kind) else now
             for use, now, kind in zip(uses, resolved, types, strict=True)
         ]
-        if old is not None:
-            raise_all(self._other_texts(schemas[0], old.dataset))
+        if asked.old is not None:
+            raise_all(self._other_texts(schemas[0], asked.old.dataset))
         self.schema = column_spec.schema(self.uses)
         self._texts = [
             use.column
             for use in self.uses
-            if is_text(use) and use.column not in row_columns.keep
+            if is_text(use) and use.column not in asked.of_rows.keep
             if schemas[0].field(use.column).type in (pa.string(), pa.large_string())
         ]
 
@@ -129,14 +113,11 @@ class ParquetSource:
         self.warnings += filter(None, [lists.outlier(use.column, reading, found)])
         return replace(use, reading=str(replace(reading, most=len(found) - 1)))
 
-    def _names_read(self) -> list[str]:
-        return list(dict.fromkeys([*(use.column for use in self.uses), *self._row_columns.keep]))
-
     def _differences(self, schemas: Sequence[pa.Schema]) -> Iterator[str]:
         """Columns to be read that a file has twice, or otherwise than the first one has them."""
         first = schemas[0]
         for path, schema in zip(self.files, schemas, strict=True):
-            for name in self._names_read():
+            for name in self._read_names:
                 count = schema.names.count(name)
                 if count > 1:
                     yield f"{path} has more than one column {name}. Rename all but one."
@@ -162,12 +143,7 @@ class ParquetSource:
                 )
 
     def settings(self) -> Mapping[str, Any]:
-        return {
-            "input": names_and_sizes(self.files),
-            "columns": self._columns,
-            **({"numerical": self._numerical} if self.schema.numbers else {}),
-            **self._row_columns.settings(),
-        }
+        return {"input": names_and_sizes(self.files), **self._asked.settings(self.schema)}
 
     def inputs(self) -> Mapping[str, Any]:
         return column_spec.inputs(self.uses, missing=[])
@@ -190,7 +166,7 @@ class ParquetSource:
         # Threads of one process would wait for each other whenever one of them needs memory.
         here = not any(remote.is_remote(str(path)) for path in self.files)
         is_apart = here and room.threads > 1 and len(shares) > 1
-        least = BATCHES * piece_bytes + PAGE_BYTES * len(self._names_read())
+        least = BATCHES * piece_bytes + PAGE_BYTES * len(self._read_names)
         encoded = least + max(map(self._dictionary_bytes, self.files[start.file :]), default=0)
         is_tight = room.memory < room.threads * encoded
         if is_tight:
@@ -251,7 +227,7 @@ class ParquetSource:
             path,
             batch_rows,
             row_groups=share.groups,
-            columns=self._names_read(),
+            columns=self._read_names,
             use_threads=not is_apart,
         )
         for batch in found:
@@ -285,7 +261,7 @@ class ParquetSource:
     def _converted(self, rows: pa.RecordBatch) -> Converted:
         columns = [utf8(rows.column(use.column)) for use in self.uses]
         converted = convert(columns, self.uses)
-        if not (names := list(self._row_columns.keep)):
+        if not (names := list(self._asked.of_rows.keep)):
             return converted
         kept = pa.table([rows.column(name) for name in names], names=names)
         return replace(converted, kept=kept)

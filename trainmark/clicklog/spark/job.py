@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmark import files
-from trainmark.clickdata import identity, planted
+from trainmark.clickdata import feature_spec, identity, planted
 from trainmark.clicklog.engine import numbers, split_binary, summary
 from trainmark.clicklog.engine.job import VOCABULARY, Job
 from trainmark.clicklog.engine.phases import BAD_ROWS
@@ -206,7 +206,8 @@ class _Run:
             if bad:
                 with (here / BAD_ROWS).open("w") as report:
                     report.writelines(f"{row}\n" for row in self._bad_rows(engine))
-            split_binary.write_specs(here, engine.cardinalities, NUM_NUMERICAL, self.job.metadata)
+            spec = feature_spec.default_spec(engine.cardinalities, NUM_NUMERICAL, self.job.metadata)
+            split_binary.write_specs(here, spec)
             files.write_json(here / MANIFEST, manifest)
             for path in sorted(here.rglob("*")):
                 if path.is_file():

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from trainmark.embeddings.exchange.all_to_all import Pending
 from trainmark.embeddings.exchange.layout import Layout
-from trainmark.embeddings.exchange.stores import Store
 from trainmark.embeddings.tables.host import WorkingSet
 from trainmark.embeddings.tables.row_update import Plan, plan_tensors
+from trainmark.embeddings.tables.store import TableStore
 from trainmark.kernels.pool_rows import Bags
 
 
@@ -54,4 +54,4 @@ class RequestedRows:
     rows: Tensor
     plan: Plan
     """The same for the update."""
-    holder: Store | WorkingSet
+    holder: TableStore | WorkingSet

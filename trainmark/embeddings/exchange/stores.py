@@ -11,17 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainmark.config import filled
 from trainmark.embeddings.exchange.routes import Routes, StoreParts
-from trainmark.embeddings.tables.format_store import Formats, FormatStore
+from trainmark.embeddings.tables.formats import Formats
 from trainmark.embeddings.tables.host import HostStore
 from trainmark.embeddings.tables.row_update import PlacedRows, Plan, Settings
 from trainmark.embeddings.tables.store import TableBytes, TableStore, table_shards, whole_tables
 from trainmark.embeddings.tables.update import UpdateRule
 from trainmark.kernels.sparse_update import Rule, SortedRows, update_rows
 from trainmark.kernels.table_formats import Rows
-
-Store = TableStore | FormatStore
 
 
 class Replicas(TableStore):
@@ -118,29 +115,28 @@ class RankTables(nn.Module):
         count = torch.empty((), dtype=torch.int32, device="meta") if formats.rounds else None
         self.register_buffer("updates", count, persistent=False)
 
-    def _stores_of(self, rank: int) -> list[Store]:
+    def _stores_of(self, rank: int) -> list[TableStore]:
         before = sum(map(len, self.routes.stores[:rank]))
         return [
             self._store(parts, number)
             for number, parts in enumerate(self.routes.stores[rank], start=before)
         ]
 
-    def _store(self, parts: StoreParts, number: int) -> Store:
+    def _store(self, parts: StoreParts, number: int) -> TableStore:
         """One of the stores of all ranks, by its number among them."""
         if parts.memory == "host":
             return HostStore(parts.parts, parts.width, self.rule, self._device)
-        if parts.table_format == "fp32":
-            return TableStore(parts.parts, parts.width, self.rule)
-        return FormatStore(
+        rounding = self._formats.rounding(number, sum(map(len, self.routes.stores)))
+        return TableStore(
             parts.parts,
             parts.width,
-            filled(self.rule.kernel),
+            self.rule,
             parts.table_format,
             self._formats.state_dtype,
-            self._formats.rounding(number, sum(map(len, self.routes.stores))),
+            None if parts.table_format == "fp32" else rounding,
         )
 
-    def _all_stores(self) -> list[Store]:
+    def _all_stores(self) -> list[TableStore]:
         return [*self.stores, *([self.replicas] if self.replicas.parts else [])]
 
     def init_weights(self, seed: int, bound: float | None = None) -> None:
@@ -183,7 +179,7 @@ class RankTables(nn.Module):
         return max(of_ranks, key=lambda found: found.total)
 
 
-def _bytes_of(stores: list[Store]) -> TableBytes:
+def _bytes_of(stores: list[TableStore]) -> TableBytes:
     weights = optimizer = 0
     for store in stores:
         store.create_state()

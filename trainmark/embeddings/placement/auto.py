@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from trainmark.embeddings.placement.access import AccessProfile
 from trainmark.embeddings.placement.costs import TableCosts
-from trainmark.embeddings.placement.cutting import Cutter, Options, Piece
+from trainmark.embeddings.placement.cutting import Cutter, Piece
 from trainmark.embeddings.placement.placement import (
+    Options,
     Placement,
     Shard,
     TablePlacement,

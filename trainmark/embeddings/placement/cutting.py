@@ -1,28 +1,16 @@
 """Cutting tables into pieces that devices can share, by rows or by columns."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trainmark.embeddings.placement.access import AccessProfile
 from trainmark.embeddings.placement.costs import Load, TableCosts
-from trainmark.embeddings.placement.placement import Memory, Range, Shard, even_ranges
+from trainmark.embeddings.placement.placement import Memory, Options, Range, Shard, even_ranges
 from trainmark.embeddings.placement.strategies import column_slices
 
 # How rows are cut: into equally many rows, or with regard to how often they are looked up.
 LOOKUP_WEIGHTS = (0.0, 0.5, 0.9)
 NARROWEST = 4  # columns: 16 bytes, what one thread of a GPU loads at once
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What the user has decided already."""
-
-    column_slice_threshold: float = math.inf
-    """Elements above which a table is cut by columns, into as many slices at least."""
-    data_parallel_threshold: float | None = None
-    """Elements up to which a table is data-parallel, and no other; None: by predicted time."""
-    host_tables: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ checked when it is read back. No torch here: `trainmark plan` needs none.
 import dataclasses
 import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,17 @@ Sharding = Literal["table_wise", "column_wise", "row_wise", "data_parallel"]
 Memory = Literal["device", "host"]
 Range = tuple[int, int]
 """The first, and the one after the last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the user has decided already."""
+
+    column_slice_threshold: float = math.inf
+    """Elements above which a table is cut by columns, into as many slices at least."""
+    data_parallel_threshold: float | None = None
+    """Elements up to which a table is data-parallel, and no other; None: as the strategy has it."""
+    host_tables: Sequence[int] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

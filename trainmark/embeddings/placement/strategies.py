@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from trainmark.embeddings.placement.placement import (
+    Options,
     Placement,
     Range,
     Shard,
+    Sharding,
     TablePlacement,
     even_ranges,
     joined,
@@ -30,6 +32,7 @@ class Part:
     elements: int
 
 
+NOTHING_DECIDED = Options()
 Deal = Callable[[Sequence[Part], int], list[list[Part]]]
 """(parts, devices) -> the parts of each device."""
 
@@ -123,62 +126,49 @@ def by_strategy(
     table_rows: Sequence[int],
     widths: Sequence[int],
     devices: int,
-    *,
-    column_slice_threshold: float = math.inf,
-    data_parallel_threshold: float = 0,
-    host_tables: Sequence[int] = (),
+    options: Options = NOTHING_DECIDED,
 ) -> Placement:
-    """Place tables by a published strategy.
+    """Place tables by a published strategy, which replicates none by itself.
 
     Args:
         widths: of each table's rows.
-        column_slice_threshold: elements above which a table is cut into columns.
-        data_parallel_threshold: elements up to which a table lies whole on every device.
-        host_tables: tables to keep in host memory.
     """
     sizes = list(zip(table_rows, widths, strict=True))
+    threshold, host = options.data_parallel_threshold or 0, options.host_tables
     replicated = {
         table
         for table, (rows, width) in enumerate(sizes)
-        if rows * width <= data_parallel_threshold and table not in host_tables and devices > 1
+        if rows * width <= threshold and table not in host and devices > 1
     }
     parts = [
         Part(table=table, columns=columns, elements=rows * (columns[1] - columns[0]))
         for table, (rows, width) in enumerate(sizes)
         if table not in replicated
-        for columns in column_slices(rows, width, column_slice_threshold, devices)
+        for columns in column_slices(rows, width, options.column_slice_threshold, devices)
     ]
-    device_of = {
-        (part.table, part.columns): device
-        for device, hand in enumerate(STRATEGIES[name](parts, devices))
-        for part in hand
-    }
+    slices: dict[int, list[Shard]] = {table: [] for table in range(len(sizes))}
+    for device, hand in enumerate(STRATEGIES[name](parts, devices)):
+        for part in hand:
+            rows = (0, table_rows[part.table])
+            slices[part.table].append(Shard(device=device, rows=rows, columns=part.columns))
     tables = []
-    for table, (rows, width) in enumerate(sizes):
+    for table, (num_rows, width) in enumerate(sizes):
         if table in replicated:
-            tables.append(
-                TablePlacement(
-                    table=table,
-                    sharding="data_parallel",
-                    shards=whole_everywhere(rows, width, devices),
-                    reason=f"at most {data_parallel_threshold:g} elements",
-                )
-            )
-            continue
-        slices = [
-            Shard(device=device, rows=(0, rows), columns=columns)
-            for (dealt, columns), device in device_of.items()
-            if dealt == table
-        ]
-        shards = joined(slices)
-        cut = f"; more than {column_slice_threshold:g} elements" if len(slices) > 1 else ""
+            sharding: Sharding = "data_parallel"
+            shards = whole_everywhere(num_rows, width, devices)
+            reason = f"at most {threshold:g} elements"
+        else:
+            shards = joined(slices[table])
+            sharding, reason = sharding_of(shards, width), _REASONS[name]
+            if len(slices[table]) > 1:
+                reason += f"; more than {options.column_slice_threshold:g} elements"
         tables.append(
             TablePlacement(
                 table=table,
-                sharding=sharding_of(shards, width),
+                sharding=sharding,
                 shards=shards,
-                memory="host" if table in host_tables else "device",
-                reason=_REASONS[name] + cut,
+                memory="host" if table in host else "device",
+                reason=reason,
             )
         )
     return Placement(devices=devices, tables=tuple(tables))

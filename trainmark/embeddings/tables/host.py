@@ -32,10 +32,8 @@ from trainmark.embeddings.tables.store import PartRows, TablePart, TableStore, i
 from trainmark.embeddings.tables.update import State, UpdateRule
 from trainmark.hardware.allocator import use_huge_pages
 from trainmark.kernels.copy_rows import read_rows_into, write_rows_from
-from trainmark.kernels.gather_rows import gather_rows_into
-from trainmark.kernels.pool_rows import Bags, pool_rows
 from trainmark.kernels.sparse_update import SortedRows, sort_rows
-from trainmark.kernels.table_formats import Rows, Tables
+from trainmark.kernels.table_formats import Rows
 from trainmark.training.transfer import used_here
 
 
@@ -59,18 +57,14 @@ class WorkingSet:
     is_taken: bool = False
     """Whether it has been brought up to date: its step may read it."""
 
-    def gather_into(self, rows: Tensor, out: Tensor) -> None:
-        """Write rows to a contiguous [n, width] tensor, in its type."""
-        gather_rows_into(out, rows, Tables(Rows(self.weight)))
-
-    def pool_into(self, rows: Tensor, bags: Bags, out: Tensor) -> None:
-        """Write the sums of bags of rows to their places in a contiguous tensor, in its type."""
-        pool_rows(rows, bags, Tables(Rows(self.weight)), out)
+    @property
+    def rows(self) -> Rows:
+        return Rows(self.weight)
 
     def update(self, plan: Plan, grads: Tensor, settings: Settings) -> None:
         """Change rows, duplicates included. Overwrites `grads`."""
         state = self.state | self.shared_state
-        row_update.update(self.rule, self.weight, state, plan, grads, settings)
+        row_update.update(self.rule, self.rows, state, plan, grads, settings)
 
     def update_summed(
         self, rows: Tensor, grads: Tensor, mean_square: Tensor, settings: Settings

@@ -93,17 +93,24 @@ def has_kernel(rule: UpdateRule, ids: Tensor) -> bool:
 
 
 def update(
-    rule: UpdateRule, weight: Tensor, state: State, plan: Plan, grads: Tensor, settings: Settings
+    rule: UpdateRule,
+    table: Rows,
+    state: State,
+    plan: Plan,
+    grads: Tensor,
+    settings: Settings,
+    key: Tensor | None = None,
 ) -> None:
-    """Change `weight` and `state` in place. `grads`, of any float type, may be overwritten."""
-    gate = settings.gate
+    """Change rows and `state` in place. `grads`, of any float type, may be overwritten.
+
+    Rows that are not fp32 need a sorted plan, and a `key`: see `update_rows`.
+    """
+    gate, weight = settings.gate, table.codes
     if isinstance(plan, SortedRows):
         if rule.kernel is None:
             raise TypeError(f"{type(rule).__name__} has no kernel that could use sorted rows.")
-        grads = grads.contiguous()
-        update_rows(
-            Rows(weight), state.get("sum"), plan, grads, rule.kernel, settings.scalars, None
-        )
+        grads, sums = grads.contiguous(), state.get("sum")
+        update_rows(table, sums, plan, grads, rule.kernel, settings.scalars, key)
     elif gate.device.type != "cpu" or gate:  # on a CPU asking costs nothing
         grads = _as_they_count(grads, settings)
         rows, places = _rows_and_places(plan)

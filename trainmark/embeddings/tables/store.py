@@ -3,6 +3,7 @@
 A step's cost depends on the rows that it touches, never on the rows of a table.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,12 +13,11 @@ from torch import Tensor, nn
 
 from trainmark.checkpoint.local_shards import LocalShard, LocalShards
 from trainmark.embeddings.tables import row_update
+from trainmark.embeddings.tables.formats import Rounding
 from trainmark.embeddings.tables.row_update import Plan, Settings
 from trainmark.embeddings.tables.update import State, UpdateRule
 from trainmark.hardware.allocator import use_huge_pages
-from trainmark.kernels.gather_rows import gather_rows_into
-from trainmark.kernels.pool_rows import Bags, pool_rows
-from trainmark.kernels.table_formats import Rows, Tables
+from trainmark.kernels.table_formats import FORMATS, Rows, encode, new_rows
 from trainmark.training.seeding import drawing_device, generator
 
 # Rows that share one random stream. Values depend on (seed, table, row) only, so that a rank that
@@ -77,39 +77,59 @@ class TableStore(nn.Module):
 
     Args:
         parts: what it holds; row r of part i is row `starts[i] + r` of the store.
-        rule: how rows are updated.
+        rule: how rows are updated; of other formats than fp32, by a kernel.
+        table_format: of the rows; see `table_formats`.
+        state_dtype: of an optimiser's state as wide as the rows; that of fp32 rows is fp32.
+        rounding: by chance; None: to nearest.
     """
 
     weight: Tensor
+    """Of 8-bit rows, their codes."""
+    scales: Tensor | None
 
-    def __init__(self, parts: Sequence[TablePart], width: int, rule: UpdateRule) -> None:
+    def __init__(
+        self,
+        parts: Sequence[TablePart],
+        width: int,
+        rule: UpdateRule,
+        table_format: str = "fp32",
+        state_dtype: torch.dtype = torch.float32,
+        rounding: Rounding | None = None,
+    ) -> None:
         super().__init__()
         self.parts, self.width, self.rule = list(parts), width, rule
         self.starts = list(itertools.accumulate((p.num_rows for p in parts), initial=0))
-        # A buffer, not a parameter: autograd and the dense optimiser never see the tables.
-        weight = torch.empty(self.starts[-1], width, device="meta")
-        self.register_buffer("weight", weight, persistent=False)
+        self._rounding = rounding
+        self._state_dtype = torch.float32 if table_format == "fp32" else state_dtype
+        rows = new_rows(self.starts[-1], width, FORMATS[table_format], "meta")
+        # Buffers, not parameters: autograd and the dense optimiser never see the tables.
+        self.register_buffer("weight", rows.codes, persistent=False)
+        self.register_buffer("scales", rows.scales, persistent=False)
         self.optimizer_state: State = {}
+
+    @property
+    def rows(self) -> Rows:
+        return Rows(self.weight, self.scales)
+
+    @property
+    def _is_fp32(self) -> bool:
+        return self.weight.dtype == torch.float32
 
     def gather(self, ids: Tensor) -> Tensor:
         """[n] rows of the store -> [n, width]."""
         return self.weight.index_select(0, ids)
 
-    def gather_into(self, ids: Tensor, rows: Tensor) -> None:
-        """Write the rows to a contiguous [n, width] tensor, in its type."""
-        gather_rows_into(rows, ids, Tables(Rows(self.weight)))
-
-    def pool_into(self, ids: Tensor, bags: Bags, rows: Tensor) -> None:
-        """Write the sums of bags of rows to their places in a contiguous tensor, in its type."""
-        pool_rows(ids, bags, Tables(Rows(self.weight)), rows)
-
     def plan_update(self, ids: Tensor, places: Tensor | None = None) -> Plan:
         """What an update of the rows `ids` needs; ahead of the step."""
-        return row_update.plan_update(self.rule, ids, places)
+        if self._is_fp32:
+            return row_update.plan_update(self.rule, ids, places)
+        return row_update.plan_sorted(ids, places)
 
     def update(self, plan: Plan, grads: Tensor, settings: Settings) -> None:
         """Change rows, duplicates included. Overwrites `grads`."""
-        row_update.update(self.rule, self.weight, self.optimizer_state, plan, grads, settings)
+        rounding, updates, state = self._rounding, settings.updates, self.optimizer_state
+        key = None if rounding is None or updates is None else rounding.bits_of(updates)
+        row_update.update(self.rule, self.rows, state, plan, grads, settings, key)
 
     def in_store(self, rows: Tensor) -> Tensor:
         """Which rows of the store these are: `host.py` has others that are not the same."""
@@ -126,33 +146,52 @@ class TableStore(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int, bound: float | None = None) -> None:
-        """Fill each part with its table's values."""
+        """Fill each part with its table's values, rounded to nearest."""
         use_huge_pages(self.weight)
-        for part, weight in zip(self.parts, self._split(self.weight), strict=True):
-            init_part(part, weight, seed, bound=bound)
+        for part, first in zip(self.parts, self.starts, strict=False):
+            if self._is_fp32:
+                init_part(part, self.weight[first : first + part.num_rows], seed, bound=bound)
+            else:
+                self._init_rounded(part, first, seed, bound)
+
+    def _init_rounded(self, part: TablePart, first: int, seed: int, bound: float | None) -> None:
+        """A block at a time, so that there is never a whole table in fp32."""
+        for start in range(0, part.num_rows, INIT_BLOCK_ROWS):
+            stop = min(start + INIT_BLOCK_ROWS, part.num_rows)
+            block = dataclasses.replace(part, rows=(part.rows[0] + start, part.rows[0] + stop))
+            values = torch.empty(block.num_rows, block.width, device=self.weight.device)
+            init_part(block, values, seed, bound=bound)
+            place, new = slice(first + start, first + stop), encode(values, self.weight.dtype)
+            self.weight[place] = new.codes
+            if self.scales is not None and new.scales is not None:
+                self.scales[place] = new.scales
 
     def create_state(self) -> None:
         """Allocate the optimiser's state for all rows."""
-        self.optimizer_state = self.rule.new_state(self.weight)
+        self.optimizer_state = self.rule.new_state(self.weight, self._state_dtype)
 
     def part_weights(self) -> Iterator[PartRows]:
-        """Each part with its rows."""
-        for part, rows in zip(self.parts, self._split(self.weight), strict=True):
-            yield part, "weight", rows
+        """Each part with its rows: weights, or codes and scales."""
+        if self.scales is None:
+            yield from self._of_parts("weight", self.weight)
+        else:
+            yield from self._of_parts("codes", self.weight)
+            yield from self._of_parts("scales", self.scales)
 
     def part_state(self) -> Iterator[PartRows]:
         """Each part with each kind of the optimiser's state that has rows."""
         for kind, tensor in self.optimizer_state.items():
             if tensor.dim() > 0:
-                for part, rows in zip(self.parts, self._split(tensor), strict=True):
-                    yield part, kind, rows
+                yield from self._of_parts(kind, tensor)
 
     def scalar_state(self) -> State:
         """The optimiser's state that all rows share."""
         return {k: tensor for k, tensor in self.optimizer_state.items() if tensor.dim() == 0}
 
-    def _split(self, tensor: Tensor) -> list[Tensor]:
-        return [tensor[a:b] for a, b in itertools.pairwise(self.starts)]
+    def _of_parts(self, kind: str, tensor: Tensor) -> Iterator[PartRows]:
+        bounds = itertools.pairwise(self.starts)
+        for part, (first, last) in zip(self.parts, bounds, strict=True):
+            yield part, kind, tensor[first:last]
 
 
 def init_part(

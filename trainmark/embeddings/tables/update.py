@@ -53,8 +53,11 @@ class UpdateRule(Protocol):
         """Whether a row whose gradient is zero stays as it is, and so does its state."""
         ...
 
-    def new_state(self, weight: Tensor) -> State:
-        """Zeroed state for the rows of `weight`; tensors with as many rows are per-row state."""
+    def new_state(self, weight: Tensor, dtype: torch.dtype = torch.float32) -> State:
+        """Zeroed state for the rows of `weight`; tensors with as many rows are per-row state.
+
+        `dtype`: of what is as wide as a row. One number a row takes little memory, and is fp32.
+        """
         ...
 
     def update(
@@ -84,7 +87,7 @@ class Sgd:
         self.weight_decay, self.ignores_zeros = weight_decay, weight_decay == 0
         self.kernel = Rule("sgd", weight_decay=weight_decay)
 
-    def new_state(self, weight: Tensor) -> State:
+    def new_state(self, weight: Tensor, dtype: torch.dtype = torch.float32) -> State:
         return {}
 
     def update(
@@ -102,8 +105,8 @@ class Adagrad:
         self.weight_decay, self.ignores_zeros = weight_decay, weight_decay == 0
         self.eps, self.kernel = eps, Rule(self.name, eps, weight_decay)
 
-    def new_state(self, weight: Tensor) -> State:
-        return {"sum": _zeros(weight, weight.shape)}
+    def new_state(self, weight: Tensor, dtype: torch.dtype = torch.float32) -> State:
+        return {"sum": _zeros(weight, weight.shape, dtype)}
 
     def update(
         self, weight: Tensor, state: State, found: RowGradients, lr: float, gate: Tensor
@@ -129,8 +132,8 @@ class RowwiseAdagrad(Adagrad):
 
     name = "rowwise_adagrad"
 
-    def new_state(self, weight: Tensor) -> State:
-        return {"sum": _zeros(weight, weight.shape[:1])}
+    def new_state(self, weight: Tensor, dtype: torch.dtype = torch.float32) -> State:
+        return {"sum": _zeros(weight, weight.shape[:1], torch.float32)}
 
     def _update_distinct(
         self, weight: Tensor, state: State, rows: Tensor, grads: Tensor, lr: float
@@ -164,10 +167,10 @@ class LazyAdam:
     def __init__(self, eps: float, beta1: float, beta2: float, weight_decay: float) -> None:
         self.eps, self.beta1, self.beta2, self.weight_decay = eps, beta1, beta2, weight_decay
 
-    def new_state(self, weight: Tensor) -> State:
+    def new_state(self, weight: Tensor, dtype: torch.dtype = torch.float32) -> State:
         return {
-            "first": _zeros(weight, weight.shape),
-            "second": _zeros(weight, weight.shape),
+            "first": _zeros(weight, weight.shape, dtype),
+            "second": _zeros(weight, weight.shape, dtype),
             "steps": weight.new_zeros(()),
         }
 
@@ -189,9 +192,9 @@ class LazyAdam:
         add_rows(weight, rows, first.div_(second.sqrt_().add_(self.eps)).mul_(scale))
 
 
-def _zeros(weight: Tensor, shape: torch.Size) -> Tensor:
+def _zeros(weight: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """State that is read from all over it, as the rows are."""
-    state = weight.new_empty(shape)
+    state = weight.new_empty(shape, dtype=dtype)
     use_huge_pages(state)
     return state.zero_()
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainmark.embeddings.tables.batch import IdGroup
-from trainmark.embeddings.tables.format_store import LARGEST_INT32
+from trainmark.embeddings.tables.formats import LARGEST_INT32
 from trainmark.kernels.interaction_layout import PAD_TO
 from trainmark.kernels.request_graphs import Lane, RequestGraph, empty_like
 from trainmark.workloads.dlrm import standalone

@@ -16,7 +16,7 @@ from trainmark.embeddings.fused import FusedEngine
 from trainmark.embeddings.mean import MeanEngine
 from trainmark.embeddings.placement.placement import Placement
 from trainmark.embeddings.sharded import ShardedEngine
-from trainmark.embeddings.tables.format_store import Formats
+from trainmark.embeddings.tables.formats import Formats
 from trainmark.embeddings.torchrec_tables import TableSpecs
 from trainmark.kernels.compiled import is_compiled_for
 from trainmark.kernels.table_formats import FORMATS
@@ -75,11 +75,8 @@ def _has_kernels(cfg: DlrmRun) -> bool:
 
 
 def _fused_engine(cfg: DlrmRun, dtype: torch.dtype) -> EmbeddingEngine:
-    kernel = table_rule(cfg).kernel
-    if kernel is None:  # `resolve` and `_has_kernels` ask first
-        raise TypeError(f"No kernel updates tables by {cfg.optimizer.name}.")
     model = cfg.model
-    tables = (model.table_rows, model.embedding_dim, kernel, _formats(cfg), dtype)
+    tables = (model.table_rows, model.embedding_dim, table_rule(cfg), _formats(cfg), dtype)
     if not model.has_bags:
         return FusedEngine(*tables)
     return FusedBagEngine(*tables, hotness=model.bag_sizes, varies=model.varies)

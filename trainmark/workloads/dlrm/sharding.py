@@ -12,8 +12,7 @@ from trainmark.embeddings.placement import placement as placements
 from trainmark.embeddings.placement.access import AccessProfile
 from trainmark.embeddings.placement.auto import DoesNotFitError, auto
 from trainmark.embeddings.placement.costs import STATE_BYTES, Load, TableCosts, TableStep
-from trainmark.embeddings.placement.cutting import Options
-from trainmark.embeddings.placement.placement import Placement
+from trainmark.embeddings.placement.placement import Options, Placement
 from trainmark.embeddings.placement.strategies import by_strategy
 from trainmark.errors import InputError, raise_all
 from trainmark.formatting import GIB, readable_size
@@ -34,15 +33,8 @@ def place(cfg: DlrmRun, devices: int) -> Placement:
     if sharding.placement == "auto" and not is_narrow:
         placed = _auto(cfg, devices)
     else:
-        placed = by_strategy(
-            "memory_optimized" if sharding.placement == "auto" else sharding.placement,
-            rows,
-            cfg.model.widths,
-            devices,
-            column_slice_threshold=sharding.column_slice_threshold or math.inf,
-            data_parallel_threshold=sharding.data_parallel_threshold or 0,
-            host_tables=sharding.host_tables,
-        )
+        strategy = "memory_optimized" if sharding.placement == "auto" else sharding.placement
+        placed = by_strategy(strategy, rows, cfg.model.widths, devices, _decided(cfg))
     if is_narrow:
         return placed
     return _in_formats(cfg, placements.checked(placed, rows, dim, devices))
@@ -64,16 +56,20 @@ def _in_formats(cfg: DlrmRun, placement: Placement) -> Placement:
 
 @lru_cache(maxsize=4)  # a run asks several times: to build, to check its memory, to report
 def _auto(cfg: DlrmRun, devices: int) -> Placement:
-    sharding, costs = cfg.sharding, table_costs(cfg, devices)
-    options = Options(
-        column_slice_threshold=sharding.column_slice_threshold or math.inf,
-        data_parallel_threshold=sharding.data_parallel_threshold,
-        host_tables=sharding.host_tables,
-    )
+    costs = table_costs(cfg, devices)
     try:
-        return auto(_profiles(cfg, devices), costs, room(cfg, costs), options)
+        return auto(_profiles(cfg, devices), costs, room(cfg, costs), _decided(cfg))
     except DoesNotFitError:
         raise InputError(what_would_fit(cfg, costs)) from None
+
+
+def _decided(cfg: DlrmRun) -> Options:
+    chosen = cfg.sharding
+    return Options(
+        column_slice_threshold=chosen.column_slice_threshold or math.inf,
+        data_parallel_threshold=chosen.data_parallel_threshold,
+        host_tables=chosen.host_tables,
+    )
 
 
 # --- what a placement depends on
