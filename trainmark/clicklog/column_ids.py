@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from trainmark.clicklog.arrays import number_transforms
-from trainmark.clicklog.arrays.primitives import Array, numpy_array
+from trainmark.clicklog.arrays.primitives import UNKNOWN, Array, numpy_array
 from trainmark.clicklog.engine import store
 from trainmark.clicklog.engine.numbers import read_bins
-from trainmark.clicklog.engine.vocabulary import UNKNOWN, Rules, SpecialIds, Vocabulary
+from trainmark.clicklog.engine.vocabulary import Rules, SpecialIds, Vocabulary
 from trainmark.clicklog.engine.vocabulary_files import of_values, read_sizes
 from trainmark.clicklog.sources.rows import Column, Kind, Values
 
@@ -73,7 +73,7 @@ def _of_numbers(path: Path, column: Column, rules: Rules) -> Callable[[Any], NDA
         numbers, zeros = store.split_zeros(column, values)
         if modulus:
             numbers = numbers % numbers.dtype.type(modulus)
-        ids = np.full(len(numbers), UNKNOWN, np.int64)
+        ids = np.empty(len(numbers), np.int64)
         known(numbers, ids, special.missing)
         if special.zero != special.missing:
             ids[zeros] = special.zero

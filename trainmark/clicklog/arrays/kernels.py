@@ -179,19 +179,16 @@ def move(table: Any, firsts: Any, new_table: Any, new_firsts: Any, low: Any, hig
 
 
 @_compiled
-def look_up(table: Any, values: Any, ids: Any, missing: int) -> None:
-    """Set `ids` where the table knows the value, and where there is none; leave the others."""
+def look_up(table: Any, values: Any, ids: Any, missing: int, unknown: int) -> None:
+    """Set `ids`: to `missing` where the value is 0, to `unknown` where the table lacks it."""
     mask = np.uint64(len(table) - 1)
     last = len(values) - 1
     for place in range(len(values)):
         _fetch(table, _hash(values[min(place + AHEAD, last)], mask))
         value = values[place]
-        if value == 0:
-            ids[place] = missing
-            continue
         slot = _slot_of(table, value, mask)
-        if table[slot, 1] != 0:
-            ids[place] = table[slot, 0]
+        found = np.int64(table[slot, 0]) if table[slot, 1] != 0 else unknown
+        ids[place] = found if value != 0 else missing
 
 
 @_compiled

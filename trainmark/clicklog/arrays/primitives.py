@@ -18,6 +18,8 @@ FAST = importlib.util.find_spec("numba") is not None
 
 Array = NDArray[Any]
 NO_KEYS: NDArray[np.int64] = np.empty(0, np.int64)
+UNKNOWN = -1
+"""No id."""
 
 
 def _kernels() -> Any:
@@ -211,11 +213,12 @@ class IdLookup:
         return lookup
 
     def __call__(self, values: Array, ids: Array, missing: int) -> None:
-        """Set `ids`, of any integer type that holds them, where a value is known, and to `missing`
-        where it is 0."""
+        """Set `ids`, of any signed type that holds them: to `missing` where a value is 0, to
+        UNKNOWN where it is not known."""
         if FAST:
-            _kernels().look_up(self.table, values, ids, missing)
+            _kernels().look_up(self.table, values, ids, missing, UNKNOWN)
             return
+        ids.fill(UNKNOWN)
         ids[values == 0] = missing
         if len(self.values):
             where = np.searchsorted(self.values, values).clip(max=len(self.values) - 1)

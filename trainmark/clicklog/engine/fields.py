@@ -7,11 +7,11 @@ import numpy as np
 
 from trainmark.clickdata import feature_spec
 from trainmark.clicklog.arrays import primitives
-from trainmark.clicklog.arrays.primitives import Array, IdLookup, Scratch
+from trainmark.clicklog.arrays.primitives import UNKNOWN, Array, IdLookup, Scratch
 from trainmark.clicklog.engine.arrange import Field, Part
 from trainmark.clicklog.engine.column_reader import ColumnReader
 from trainmark.clicklog.engine.store import Store
-from trainmark.clicklog.engine.vocabulary import UNKNOWN, SpecialIds, Vocabulary
+from trainmark.clicklog.engine.vocabulary import SpecialIds, Vocabulary
 
 _scratch = Scratch()
 
@@ -79,7 +79,6 @@ class CategoricalField(Field):
 
     def read(self, parts: Sequence[Part]) -> Array:
         ids = _scratch.array("ids", sum(part.rows for part in parts), self.dtype)
-        ids.fill(UNKNOWN)
         for number, lookup in enumerate(self._vocabulary.lookups()):
             end = 0
             for part in parts:
@@ -94,21 +93,20 @@ class CategoricalField(Field):
         return ids
 
     def _fill(self, ids: Array, part: Part, lookup: IdLookup, first: bool) -> None:
-        """Set the ids of the rows whose values `lookup` knows, and of missing ones."""
+        """Set the ids of the rows whose values `lookup` knows, and of missing ones; unless it is
+        the first, leave the others."""
         reader, record = self._reader, part.record
-        if not record.columns[reader.column].distinct:
-            numbers = reader.numbers(record, part.start, part.stop)
-            lookup(numbers, ids, self._special.missing)
-            return
-        numbers, _ = reader.dictionary(record)
-        id_of_code = np.full(len(numbers), UNKNOWN, np.int32)
-        lookup(numbers, id_of_code, self._special.missing)
-        codes = reader.codes(record, part.start, part.stop)
-        if first:
-            primitives.take(id_of_code, codes, ids)
+        found = ids if first else np.empty_like(ids)
+        if record.columns[reader.column].distinct:
+            numbers, _ = reader.dictionary(record)
+            id_of_code = np.empty(len(numbers), np.int32)
+            lookup(numbers, id_of_code, self._special.missing)
+            primitives.take(id_of_code, reader.codes(record, part.start, part.stop), found)
         else:
-            known = id_of_code[codes]
-            np.copyto(ids, known, where=known != UNKNOWN)
+            numbers = reader.numbers(record, part.start, part.stop)
+            lookup(numbers, found, self._special.missing)
+        if not first:
+            np.copyto(ids, found, where=found != UNKNOWN)
 
     def finish(self, rows: Array) -> Array:
         self.count += primitives.replace(rows, UNKNOWN, self._special.rare)

@@ -111,60 +111,56 @@ def write(
     """
     first = record["first_row"]
     order, bounds = shuffle.group(seed, first, first + len(block), bits)
-    parts: list[Array] = [np.diff(bounds).astype(np.uint32), order]
-    parts += [_taken("labels", block.labels.view(np.uint8), order)]
-    if schema.numbers:
-        parts += _number_columns(block, order)
-    else:
-        parts += [_taken("numerical", block.numerical.view(np.uint16), order)]
     place_of: Array | None = None
     columns = []
-    dictionaries = {}
-    offset = sum(part.nbytes for part in parts)
-    for number, (column, values) in enumerate(zip(schema.stored, block.categorical, strict=True)):
-        if column.kind == "string":
-            from trainmark.clicklog.arrays import strings
-
-            path = strings.dictionary_path(folder, record["index"], number)
-            numbers, dictionary = strings.number_block(values)
-            zeros = np.empty(0, np.int64)
-            dictionaries[path.name] = strings.write_dictionary(path, dictionary)
-        else:
-            numbers, zeros = split_zeros(column, values)
-        if len(zeros) and place_of is None:
-            place_of = np.empty(len(order), np.uint32)
-            place_of[order] = np.arange(len(order), dtype=np.uint32)
-        stored = _rows(f"rows {number}", numbers, order)
-        places = place_of[zeros] if place_of is not None else zeros
-        pieces = [np.sort(places).astype(np.uint32), *stored]
-        columns.append(_describe(offset, pieces, numbers))
-        parts += pieces
-        offset += sum(part.nbytes for part in pieces)
-    if block.kept is not None:
-        path = kept.path_of(folder, record["index"])
-        dictionaries[path.name] = kept.write(path, block.kept)
+    others = {}
     check = checksums.Checksum()
     with path_of(folder, record["index"]).open("wb") as file:
-        for part in parts:
-            check.update(part)
-            file.write(part.data)
+
+        def put(*parts: Array) -> None:
+            # At once, while the processor's cache holds what they were made of, and they are in it.
+            for part in parts:
+                check.update(part)
+                file.write(part.data)
+
+        put(np.diff(bounds).astype(np.uint32), order)
+        put(_taken(block.labels.view(np.uint8), order))
+        if schema.numbers:
+            for numbers in block.numerical.T:
+                put(_taken(np.ascontiguousarray(numbers), order))
+        else:
+            put(_taken(block.numerical.view(np.uint16), order))
+        stored = zip(schema.stored, block.categorical, strict=True)
+        for number, (column, values) in enumerate(stored):
+            if column.kind == "string":
+                from trainmark.clicklog.arrays import strings
+
+                path = strings.dictionary_path(folder, record["index"], number)
+                numbers, dictionary = strings.number_block(values)
+                zeros = np.empty(0, np.int64)
+                others[path.name] = strings.write_dictionary(path, dictionary)
+            else:
+                numbers, zeros = split_zeros(column, values)
+            if len(zeros) and place_of is None:
+                place_of = np.empty(len(order), np.uint32)
+                place_of[order] = np.arange(len(order), dtype=np.uint32)
+            places = place_of[zeros] if place_of is not None else zeros
+            parts = [np.sort(places).astype(np.uint32), *_rows(numbers, order)]
+            columns.append(_describe(check.size, parts, numbers))
+            put(*parts)
+    if block.kept is not None:
+        path = kept.path_of(folder, record["index"])
+        others[path.name] = kept.write(path, block.kept)
     return BlockRecord(
         rows=len(block),
         bad=len(block.bad),
         other_labels=block.other_labels,
         check=check.value(),
         columns=columns,
-        strings=dictionaries,
+        strings=others,
         numbers=_facts(block, schema),
         **record,
     )
-
-
-def _number_columns(block: ParsedRows, order: Array) -> list[Array]:
-    return [
-        _taken(f"number {number}", np.ascontiguousarray(column), order)
-        for number, column in enumerate(block.numerical.T)
-    ]
 
 
 def _facts(block: ParsedRows, schema: Schema) -> list[NumberFacts]:
@@ -181,8 +177,9 @@ def describe_numbers(column: Array) -> NumberFacts:
     return NumberFacts(len(column) - len(present), float(present.min()), float(present.max()))
 
 
-def _taken(name: str, source: Array, order: Array, dtype: Any = None) -> Array:
-    out = _scratch.array(name, (len(order), *source.shape[1:]), dtype or source.dtype)
+def _taken(source: Array, order: Array, dtype: Any = None) -> Array:
+    """Rows in another order, which hold until the next call in this thread."""
+    out = _scratch.array("taken", (len(order), *source.shape[1:]), dtype or source.dtype)
     primitives.take(source, order, out)
     return out
 
@@ -227,18 +224,19 @@ def decode(kind: Kind, numbers: Array) -> Array:
     return numbers
 
 
-def _rows(name: str, numbers: Array, order: Array) -> list[Array]:
-    """Dictionary, counts and codes if they are few enough, else the numbers."""
+def _rows(numbers: Array, order: Array) -> list[Array]:
+    """Dictionary, counts and codes if they are few enough, else the numbers; they hold until the
+    next call in this thread."""
     encoded = primitives.encode(numbers, max(len(numbers) // DICTIONARY_SHARE, 16))
     if encoded is None:
-        return [numbers[:0], np.empty(0, np.uint32), _taken(name, numbers, order)]
+        return [numbers[:0], np.empty(0, np.uint32), _taken(numbers, order)]
     codes, dictionary, counts = encoded
     width = np.uint8 if len(dictionary) <= 1 << 8 else np.uint16
-    return [dictionary.copy(), counts.copy(), _taken(name, codes, order, width)]
+    return [dictionary, counts, _taken(codes, order, width)]
 
 
-def _describe(offset: int, pieces: Sequence[Array], numbers: Array) -> StoredColumn:
-    zeros, dictionary, counts, rows = pieces
+def _describe(offset: int, parts: Sequence[Array], numbers: Array) -> StoredColumn:
+    zeros, dictionary, counts, rows = parts
     if len(dictionary):
         stored_zeros = int(counts[dictionary == 0].sum())
     else:

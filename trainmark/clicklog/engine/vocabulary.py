@@ -17,6 +17,7 @@ from trainmark.clicklog.arrays import counting, primitives
 from trainmark.clicklog.arrays.counting import Counts
 from trainmark.clicklog.arrays.primitives import (
     NO_KEYS,
+    UNKNOWN,
     Array,
     IdLookup,
     arrow_array,
@@ -332,10 +333,11 @@ class Vocabulary:
 
     def without(self, counts: Counts) -> Counts:
         """The counts of those values that it does not know."""
-        ids = np.full(len(counts), UNKNOWN, np.int32)
+        is_new, ids = np.ones(len(counts), bool), np.empty(len(counts), np.int32)
         for lookup in self.lookups():
             lookup(counts.values, ids, UNKNOWN)
-        return counts.keep(ids == UNKNOWN)
+            is_new &= ids == UNKNOWN
+        return counts.keep(is_new)
 
     def lookups(self) -> Iterator[IdLookup]:
         """One after the other: tables that know all values together."""
@@ -383,10 +385,6 @@ class Vocabulary:
 
     def _numbers(self, values: Any) -> Array:
         return self._reader.from_arrow(values)
-
-
-UNKNOWN = -1
-"""No id."""
 
 
 @dataclass(frozen=True)
