@@ -58,7 +58,8 @@ wheel-test:  ## the wheel, in an empty environment, runs the demo
 	$(MAKE) --file $(CURDIR)/Makefile --old-file venv/core.stamp VENV=venv demo; \
 	ls -l build/demo/run/report.html
 
-# Under another interpreter: tests of every part that need few of the extras.
+# Under another interpreter: tests of every part that need few of the extras, with the oldest Arrow
+# that pyproject.toml allows, beside pandas, which Arrow loads wherever it is installed.
 QUICK := $(addprefix tests/unit/test_,attempt.py batches.py bounds.py checkpoint.py \
          checkpoint_damage.py checksums.py cli_errors.py click_data.py config_values.py \
          cpu_kernels.py distilbert_train.py dropout.py evaluation.py files.py fuzz.py \
@@ -72,6 +73,7 @@ test-python:  ## make test-python PYTHON=python3.13
 	set -e; trap 'rm -rf $(OTHER)' EXIT; $(PYTHON) -m venv $(OTHER); \
 	$(OTHER)/bin/python -m pip install --quiet --constraint constraints.txt \
 	    --editable '.[fast,plots,serve]' httpx2 hypothesis pytest pytest-xdist scikit-learn; \
+	$(OTHER)/bin/python -m pip install --quiet 'pyarrow==20.*' pandas; \
 	$(OTHER)/bin/python -m pytest -n 2 $(QUICK)
 
 test-slow: $(VENV)/dev.stamp
