@@ -6,9 +6,9 @@
     starts    many small kernels, the optimiser of the MLPs among them; waiting for the host
     update    the rows of the tables
 
-Constants are those of one H200: each was fitted to its
-own kernels in 17 configurations, `STRETCH` and `SORTED` to whole steps; 23 others test them (docs/planning.md).
-Bytes are over the rate of a copy; seconds are the same on every GPU, an assumption.
+Constants are those of one H200: each was fitted to its own kernels in 17 configurations, `STRETCH`
+and `SORTED` to whole steps; 23 others test them (docs/planning.md). Bytes are over the rate of a
+copy; seconds are the same on every GPU, an assumption.
 """
 
 from collections.abc import Iterator, Sequence
