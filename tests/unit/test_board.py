@@ -197,6 +197,8 @@ def test_results_are_found_once_wherever_they_lie(tmp_path: Path) -> None:
 
 
 def test_a_path_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="Nothing to show: expected results"):
+        find([])
     with pytest.raises(InputError, match="nowhere is not there"):
         find([tmp_path / "nowhere"])
 

@@ -111,6 +111,31 @@ def test_repeats_share_a_cell_and_have_a_histogram(
     assert f"standard deviation {statistics.stdev(values):.2g}" in out.read_text()
 
 
+def test_runs_of_one_name_on_other_data_are_no_repeats(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of two logs has a run for each of two seeds, in folders of the same names."""
+    first = nvidia_result("fp16", 0.7, 16.0, 4e6)
+    for log, auc in (("birds", 0.7), ("flights", 0.9)):
+        for seed in range(2):
+            config = first.config | {"data": log, "seed": seed}
+            quality = replace(first.quality, value=auc + 0.01 * seed)
+            result = replace(first, config=config, quality=quality)
+            write_run(tmp_path / log / "run" / str(seed), result)
+    folders = [tmp_path / "birds" / "run", tmp_path / "flights" / "run"]
+    tables = tables_of(run_cli(capsys, "report", *folders, "--like", "nvidia"))
+    ours = [row for row in tables["Training accuracy"] if row["By"] == "this suite"]
+    assert [row["Accuracy (AUC) - mixed precision"] for row in ours] == ["0.7050", "0.9050"]
+    repeats = {title: rows for title, rows in tables.items() if title.startswith("Repeats")}
+    where = "Repeats: auc of dlrm-small on a100-80gx1x1, fp16, data"
+    assert set(repeats) == {f"{where} birds", f"{where} flights"}
+    assert all(sum(int(row["runs"]) for row in rows) == 2 for rows in repeats.values())
+    page = tmp_path / "page.html"
+    run_cli(capsys, "report", *folders, "--output", page)
+    labels = [f"dlrm-small ({log}/run/{seed})" for log in ("birds", "flights") for seed in "01"]
+    assert [label for label in labels if label in page.read_text()] == labels
+
+
 @pytest.mark.parametrize("spread", [0.0, 1e-7, 3e-4, 0.2, 40.0])
 def test_a_histogram_counts_as_numpy_does(spread: float) -> None:
     values = list(np.random.default_rng(1).normal(0.8, 1, 50) * spread + 0.8)

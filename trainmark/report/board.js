@@ -150,7 +150,7 @@
   }
 
   function padded(low, high, share) {
-    const margin = share * (high - low) || Math.abs(high) * 0.05 || 0.5;
+    const margin = share * (high - low) || Math.abs(high) * 0.01 || 0.5;
     return [low - margin, high + margin];
   }
 
@@ -256,7 +256,7 @@
       xTitle: "started (UTC)",
       isTime: true,
       series: [{
-        label: `${known.length} runs`,
+        label: `${known.length} run${known.length === 1 ? "" : "s"}`,
         colour: 0,
         xs: known.map((run) => run.at),
         ys: known.map(value),
@@ -287,7 +287,11 @@
   function showOverlay() {
     const chosen = picked().slice(0, DRAWN).map((i) => data.runs[i]);
     const curve = (run, [xs, ys]) => ({ label: run.label, colour: chosen.indexOf(run), xs, ys });
-    const dotted = (one) => ({ ...one, names: one.ys.map((v) => `${one.label}: ${v}`) });
+    const evaluated = (run) => ({
+      ...curve(run, run.evaluations),
+      label: `${run.label}, ${run.evaluated_on}`,
+      names: run.evaluations[1].map((v) => `${run.label}, ${run.evaluated_on}: ${v}`),
+    });
     const losses = [...grouped(chosen, (run) => run.workload).values()].map((runs) => chart({
       title: "training loss",
       xTitle: "samples",
@@ -296,7 +300,7 @@
     const evaluations = [...grouped(chosen, (run) => run.metric_name).values()].map((runs) => chart({
       title: runs[0].metric_name,
       xTitle: "samples",
-      series: runs.map((run) => dotted(curve(run, run.evaluations))),
+      series: runs.map(evaluated),
       levels: targets({ key: "quality" }, runs),
     }));
     showCharts("overlay", [...losses, ...evaluations]);

@@ -18,7 +18,7 @@ from trainmark import metrics
 from trainmark.errors import InputError
 from trainmark.report import published
 from trainmark.report.fields import different_fields
-from trainmark.report.sections import metric_name
+from trainmark.report.sections import followed_split, metric_name
 from trainmark.run import result as results
 from trainmark.run.curves import Curve, read_loss
 from trainmark.run.result import Result
@@ -141,6 +141,8 @@ def finite(value: float | None) -> float | None:
 
 def find(paths: Sequence[Path]) -> list[Path]:
     """Every result that was named or lies below a folder that was named, once."""
+    if not paths:
+        raise InputError("Nothing to show: expected results, or folders to search.")
     for path in paths:
         if not path.exists():
             raise InputError(f"{path} is not there: expected results, or folders to search.")
@@ -333,11 +335,12 @@ def _drawn(entry: Entry) -> dict[str, Any]:
         "target": finite(result.quality.target),
         "loss": _points([[(p.x, p.y) for p in piece] for piece in entry.loss.pieces]),
         "evaluations": _points([_evaluations(result)]),
+        "evaluated_on": followed_split(result),
     }
 
 
 def _evaluations(result: Result) -> list[tuple[float, float]]:
-    metric, split = _judged_by(result)
+    metric, split = result.quality.metric, followed_split(result)
     found = [(e.at_sample, finite(e.metrics.get(metric))) for e in result.evaluations
              if e.split == split]  # fmt: skip
     return [(float(at), value) for at, value in found if value is not None]

@@ -133,7 +133,7 @@ def _axes(points: Sequence[Point], levels: Sequence[Level], x_ticks: Sequence[Ti
 
 
 def _padded(low: float, high: float) -> tuple[float, float]:
-    margin = 0.06 * (high - low) or abs(high) * 0.05 or 0.5
+    margin = 0.06 * (high - low) or abs(high) * 0.01 or 0.5
     return low - margin, high + margin
 
 

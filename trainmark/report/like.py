@@ -10,7 +10,7 @@ from dataclasses import replace
 from trainmark.errors import InputError
 from trainmark.report import nvidia, published
 from trainmark.report.formats import Titled
-from trainmark.report.nvidia import devices, our_model
+from trainmark.report.nvidia import devices, gpus, our_model
 from trainmark.report.published import Model, Row
 from trainmark.report.repeats import histograms
 from trainmark.report.sections import ReportedRun, as_row
@@ -139,7 +139,7 @@ _TORCHREC = (
     Column("Configuration", lambda pair: pair[1].name, numeric=False),
     Column("Hardware", lambda pair: pair[0].hardware, numeric=False),
     Column("Collective Size of Embedding Tables (GiB)", lambda pair: nvidia.gib(pair[1])),
-    Column("Number of GPUs", lambda pair: str(devices(pair[0].case))),
+    Column("Number of GPUs", lambda pair: gpus(pair[0].case)),
     Column("Local Batch Size", lambda pair: _local_batch(pair[0])),
     Column("Global Batch Size", lambda pair: str(pair[0].global_batch or NOT_APPLICABLE)),
     Column("AUROC over Val Set After 1 Epoch", lambda pair: quality(pair[0].validation, None)),

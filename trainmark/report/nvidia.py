@@ -15,6 +15,7 @@ from trainmark.formatting import GIB
 from trainmark.report import published
 from trainmark.report.formats import Titled
 from trainmark.report.published import InferenceRow, Model, Row
+from trainmark.report.repeats import but_for
 from trainmark.report.sections import ReportedRun, as_row
 from trainmark.report.tables import (
     NOT_APPLICABLE,
@@ -36,7 +37,7 @@ class Cell:
 
     by: str
     hardware: str
-    gpus: int
+    gpus: str
     model: str
     batch: int | None
     full: list[Any] = field(default_factory=list)
@@ -52,9 +53,12 @@ class Cell:
 def tables(system: str, ours: Sequence[ReportedRun]) -> list[Titled]:
     """All tables of the page, our rows first."""
     rows = list(map(as_row, ours))
-    theirs = [row for row in published.rows_of(system) if row.precision]
-    trained = _cells(system, rows), _cells(system, theirs)
-    asked = _cells(system, _our_inference(ours)), _cells(system, published.inference_of(system))
+    kinds = [but_for(run.result, "seed", "precision", "loss_scale") for run in ours]
+    theirs = [(row, ()) for row in published.rows_of(system) if row.precision]
+    trained = _cells(system, list(zip(rows, kinds, strict=True))), _cells(system, theirs)
+    asked_us = [(row, k) for run, k in zip(ours, kinds, strict=True) for row in _our_inference(run)]
+    asked_them = [(row, ()) for row in published.inference_of(system)]
+    asked = _cells(system, asked_us), _cells(system, asked_them)
     return [
         _models(system, [run.result for run in ours]),
         _table("Training accuracy", _ACCURACY, trained),
@@ -71,20 +75,20 @@ def _table(
     return Titled(title, make_grid(columns, [*ours, *theirs]), ours=len(ours))
 
 
-def _cells(system: str, rows: Sequence[Row] | Sequence[InferenceRow]) -> list[Cell]:
-    """Rows of the same machine, model and batch together, in the order of the first."""
+def _cells(system: str, rows: Sequence[tuple[Row | InferenceRow, Any]]) -> list[Cell]:
+    """Rows of the same machine, model, batch and kind together, in the order of the first."""
     names = {model.run: model.name for model in published.models_of(system)}
     cells: dict[Any, Cell] = {}
-    for row in rows:
+    for row, kind in rows:
         known = published.systems().get(row.system)
         key = (
             known.by if known else "this suite",
             row.hardware,
-            devices(row.case),
+            gpus(row.case),
             names.get(row.run, row.run),
             _batch(row),
         )
-        cell = cells.setdefault(key, Cell(*key))
+        cell = cells.setdefault((*key, kind), Cell(*key))
         (cell.full if row.precision in FULL else cell.mixed).append(row)
     return list(cells.values())
 
@@ -100,6 +104,11 @@ def devices(case: str) -> int:
     """The number of devices of a case such as a100-80gx2x8."""
     *_, nodes, per_node = case.split("x")
     return int(nodes) * int(per_node)
+
+
+def gpus(case: str) -> str:
+    """The number of GPUs of a case; a slash for one on CPUs."""
+    return NOT_APPLICABLE if "cpu" in case else str(devices(case))
 
 
 # --- models
@@ -152,7 +161,7 @@ def _beside_cpus(system: str, ours: Sequence[Row]) -> Titled:
     slowest = min(row.p_train for row in theirs if row.p_train)
     same = [row for row in ours if row.run == theirs[0].run]
     columns = (
-        Column("GPUs", lambda r: NOT_APPLICABLE if "cpu" in r.case else str(devices(r.case))),
+        Column("GPUs", lambda r: gpus(r.case)),
         Column("Hardware", lambda r: r.hardware, numeric=False),
         Column("Throughput [samples / second]", lambda r: _short(r.p_train)),
         Column(
@@ -167,7 +176,9 @@ def _beside_cpus(system: str, ours: Sequence[Row]) -> Titled:
 # --- inference
 
 
-def _our_inference(ours: Sequence[ReportedRun]) -> list[InferenceRow]:
+def _our_inference(run: ReportedRun) -> list[InferenceRow]:
+    if (found := run.inference) is None:
+        return []
     return [
         InferenceRow(
             run=found.run,
@@ -179,8 +190,6 @@ def _our_inference(ours: Sequence[ReportedRun]) -> list[InferenceRow]:
             samples_per_s=measured.samples_per_s,
             mean_ms=measured.mean_ms,
         )
-        for run in ours
-        if (found := run.inference)
         for measured in found.rows
     ]
 
@@ -235,7 +244,7 @@ def _runs(one: Cell) -> str:
 _PLACE = (
     Column("By", lambda c: c.by, numeric=False),
     Column("Hardware", lambda c: c.hardware, numeric=False),
-    Column("GPUs", lambda c: str(c.gpus)),
+    Column("GPUs", lambda c: c.gpus),
     Column("Model size", lambda c: c.model, numeric=False),
 )
 

@@ -5,8 +5,11 @@ import statistics
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
+from trainmark.config import flatten
 from trainmark.report.charts import Bar, nice_step
+from trainmark.report.fields import different_fields
 from trainmark.report.formats import Titled
 from trainmark.report.tables import Grid
 from trainmark.run.result import Result
@@ -16,21 +19,43 @@ BINS = 8
 
 
 def histograms(results: Sequence[Result]) -> list[Titled]:
-    """One for each case and precision of a run that has at least two results. Those of one run have
-    the same borders."""
-    groups: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    """One for each case and configuration of a run that has at least two results, which differ in
+    nothing but their seed. Those of one run have the same borders."""
+    groups: dict[tuple[str, str], dict[Any, list[Result]]] = defaultdict(lambda: defaultdict(list))
     for result in results:
         quality = result.quality
         if quality.value is not None and math.isfinite(quality.value):
-            where = f"{result.case}, {result.precision}"
-            groups[result.run, quality.metric][where].append(quality.value)
+            same = result.case, *but_for(result, "seed")
+            groups[result.run, quality.metric][same].append(result)
     return [
-        _histogram(f"Repeats: {metric} of {run} on {where}", values, edges)
-        for (run, metric), by_case in groups.items()
-        if (edges := borders([value for values in by_case.values() for value in values]))
-        for where, values in by_case.items()
-        if len(values) > 1
+        _histogram(f"Repeats: {metric} of {run} on {where}", qualities(found), edges)
+        for (run, metric), groups_of_run in groups.items()
+        if (repeated := [found for found in groups_of_run.values() if len(found) > 1])
+        if (edges := borders([value for found in repeated for value in qualities(found)]))
+        for found, where in zip(repeated, _differences(repeated), strict=True)
     ]
+
+
+def but_for(result: Result, *fields: str) -> tuple[tuple[str, str], ...]:
+    """A configuration without some of its fields: equal where all others are."""
+    return tuple((k, str(value)) for k, value in flatten(result.config) if k not in fields)
+
+
+def qualities(results: Sequence[Result]) -> list[float]:
+    return [result.quality.value for result in results if result.quality.value is not None]
+
+
+def _differences(groups: Sequence[Sequence[Result]]) -> list[str]:
+    """Case and precision of each group of repeats, and the fields in which it differs from others
+    of the same."""
+    named = [f"{first.case}, {first.precision}" for first, *_ in groups]
+    fields = different_fields([first for first, *_ in groups])
+    texts = [
+        ", ".join(f"{name} {values[place]}" for name, *values in fields)
+        for place in range(len(groups))
+    ]
+    return [f"{name}, {text}" if named.count(name) > 1 else name
+            for name, text in zip(named, texts, strict=True)]  # fmt: skip
 
 
 def borders(values: Sequence[float]) -> list[float]:

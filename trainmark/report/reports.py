@@ -4,6 +4,7 @@ import dataclasses
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 from rich.console import Group, RenderableType
@@ -121,9 +122,12 @@ def _home(folder: Path) -> Path:
     return folder.parent if folder.is_file() else folder
 
 
-def _called(folder: Path) -> str:
-    """A folder's name; for a repeat, called 0 or 1, with the name of its run."""
-    return f"{folder.parent.name}/{folder.name}" if folder.name.isdigit() else folder.name
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Names of folders: as many of their last parts as tell them apart, and of a repeat, called 0
+    or 1, its run's name, too."""
+    parts = [folder.resolve().parts for folder in folders]
+    apart = next(n for n in count(1) if len({one[-n:] for one in parts}) == len(set(parts)))
+    return ["/".join(one[-max(apart, 2 if one[-1].isdigit() else 1) :]) for one in parts]
 
 
 def _read(folder: Path) -> result.Result:
@@ -135,10 +139,11 @@ def _read(folder: Path) -> result.Result:
 
 def _load(folders: Sequence[Path]) -> list[ReportedRun]:
     results = [_read(folder) for folder in folders]
-    names = Counter(one.run for one in results)
+    names = _names([_home(folder) for folder in folders])
+    same_run = Counter(one.run for one in results)
     return [
         ReportedRun(
-            label=one.run if names[one.run] == 1 else f"{one.run} ({_called(_home(folder))})",
+            label=one.run if same_run[one.run] == 1 else f"{one.run} ({name})",
             result=one,
             loss=read_loss(_home(folder) / one.loss.curve),
             curves=read_curves(_home(folder) / CURVES.name),
@@ -146,5 +151,5 @@ def _load(folders: Sequence[Path]) -> list[ReportedRun]:
             inference=figures.read(_home(folder)),
             evaluated=read_evaluation(_home(folder)),
         )
-        for index, (folder, one) in enumerate(zip(folders, results, strict=True))
+        for index, (folder, one, name) in enumerate(zip(folders, results, names, strict=True))
     ]

@@ -1,5 +1,6 @@
 """The parts of `report.html` below its headline: tables, time, device, configuration."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +45,14 @@ class ReportedRun:
 def metric_name(result: Result) -> str:
     metric = result.quality.metric
     return metric.upper() if len(metric) <= 3 else metric.replace("_", " ").capitalize()
+
+
+def followed_split(result: Result) -> str:
+    """The split whose evaluations are a curve: the quality's; where that was evaluated once, at the
+    end, the one that was evaluated most often."""
+    splits = [result.quality.split, *(evaluation.split for evaluation in result.evaluations)]
+    counts = Counter(splits[1:])
+    return max(dict.fromkeys(splits), key=lambda split: counts[split])
 
 
 def section(title: str, *content: Child) -> Markup:

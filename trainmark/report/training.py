@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from trainmark.report.charts import Level, Series, line_chart
 from trainmark.report.markup import Markup, join, tag
-from trainmark.report.sections import ReportedRun, metric_name, section
+from trainmark.report.sections import ReportedRun, followed_split, metric_name, section
 from trainmark.run.curves import OF_STRETCHES, Curve, thin
 from trainmark.run.result import Result
 
@@ -83,18 +83,18 @@ def _quality_chart(runs: Sequence[ReportedRun]) -> Markup:
 
 
 def _quality_series(run: ReportedRun, others: bool) -> list[Series]:
-    """The split that the target is about; the others too, dashed, where one run is alone."""
+    """The split that the target is about; the others too, dashed, where one run is alone. Of
+    several runs, one split each: the one that has a curve."""
     result = run.result
-    splits = list(dict.fromkeys([result.quality.split, *(e.split for e in result.evaluations)]))
+    judged = result.quality.split
+    if not others:
+        split = followed_split(result)
+        label = run.label if split == judged else f"{run.label}, {split}"
+        return [Series(label, _quality_curve(result, split), run.colour, dots=True)]
+    splits = dict.fromkeys([judged, *(e.split for e in result.evaluations)])
     return [
-        Series(
-            split if others else run.label,
-            _quality_curve(result, split),
-            colour=run.colour + i,
-            dashed=i > 0,
-            dots=True,
-        )
-        for i, split in enumerate(splits if others else splits[:1])
+        Series(split, _quality_curve(result, split), run.colour + i, dashed=i > 0, dots=True)
+        for i, split in enumerate(splits)
     ]
 
 
