@@ -8,11 +8,11 @@ correlated. Every second one is held out from the fit. No torch here.
 import dataclasses
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-SEED = 7275  # see `least_correlated`
+SEED = 7275
 NEAR_LIMITS = (3, 9, 20, 23, 34, 36, 42, 46)  # of the design
 TABLE_BYTES = 10e9  # of all tables of a configuration, with their state
 
@@ -54,9 +54,9 @@ class Case:
 # --- DLRM on one GPU
 
 
-def drawn(seed: int = SEED) -> list[dict[str, Any]]:
+def drawn() -> list[dict[str, Any]]:
     """The factors of every configuration."""
-    chance = random.Random(seed)
+    chance = random.Random(SEED)
     columns = {"precision": list(PRECISIONS), "batch": _batches(chance)}
     for name, levels in LEVELS.items():
         column = list(itertools.islice(itertools.cycle(levels), len(PRECISIONS)))
@@ -248,41 +248,3 @@ SECTIONS = {
     "others": others,
     "kernels": with_kernels,
 }
-
-
-# --- the choice of the seed
-
-
-def least_correlated(seeds: range = range(20_000)) -> int:
-    """The seed whose factors have the least of the largest correlations, which is `SEED`."""
-    return min(seeds, key=lambda seed: largest_correlation(drawn(seed)))
-
-
-def largest_correlation(rows: list[dict[str, Any]]) -> float:
-    import numpy as np
-
-    columns = np.array(list(_numbers(rows)))
-    found = np.corrcoef(columns)
-    # Levels of one factor exclude each other: that is no fault of the seed.
-    owners = [name for name, _ in _indicators(rows)]
-    other = np.array([[a != b for b in owners] for a in owners])
-    return float(np.abs(found[other]).max())
-
-
-def _indicators(rows: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """A number as itself, a word as one column for each level."""
-    for name, value in rows[0].items():
-        if isinstance(value, int):
-            yield name, None
-        else:
-            yield from ((name, level) for level in sorted({row[name] for row in rows}))
-
-
-def _numbers(rows: list[dict[str, Any]]) -> Iterator[list[float]]:
-    from math import log
-
-    for name, level in _indicators(rows):
-        if level is None:
-            yield [log(row[name]) for row in rows]
-        else:
-            yield [float(row[name] == level) for row in rows]

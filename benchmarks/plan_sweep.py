@@ -1,26 +1,27 @@
 """Steps and memory of many configurations on one GPU, which the planner's constants are fitted to.
 
-    PYTHONPATH=. python benchmarks/plan_sweep.py --output DIR              a CUDA machine, 6 minutes
+    PYTHONPATH=. python benchmarks/plan_sweep.py --output DIR              on a CUDA machine
     PYTHONPATH=. python benchmarks/plan_sweep.py --output DIR --tiny       does it run?
 
-What an earlier sweep has not measured is added to its rows (at most 290 s). Then
+With `--after`, what an earlier sweep has not measured is added to its rows. Then
 `DIR/plan_sweep_h200.json` goes to `benchmarks/results/`, `benchmarks/plan_fit.py` proposes
 constants, and `benchmarks/plan_errors.py` compares:
 
     PYTHONPATH=. python benchmarks/plan_sweep.py --output DIR --only dlrm others memory kernels \\
         --after benchmarks/results/plan_sweep_h200.json
 
-`plan_design.py` says which. Every row is appended to `plan_sweep.jsonl` as soon as it is measured,
-and what one configuration does wrong ends that row alone (`error`). `kernels.jsonl` has, in order,
-the kernels of one step of each row, in microseconds.
+`plan_design.py` lists the configurations, in these sections:
 
-    compiling   many processes at once, so that kernels of all configurations lie in the caches
-    memory      beside them, which nothing of it is timed for: whether a configuration trains in
-                less and in more than was planned, then the least that it trains in, by halving
-    dlrm        one process: the random design, and the published shape first and last
-    distilbert  one process
-    others      one process: exchange, tables in host memory, Adam, evaluation, single requests
-    kernels     one process, the last: a host that was profiled starts steps more slowly for ever
+    memory      whether a configuration trains in less and in more than was planned, then the least
+                that it trains in, by halving
+    dlrm        the random design, and the published shape first and last
+    distilbert  padded and packed sentences
+    others      exchange, tables in host memory, Adam, evaluation, single requests
+    kernels     the kernels of one step of each row
+
+Each configuration is measured in a process of its own, one after another. Every row is appended to
+`plan_sweep.jsonl` as soon as it is measured; an error is a row, too (`error`). `kernels.jsonl` has,
+in order, the kernels of one step of each row, in microseconds.
 
 Batches lie on the device. Steps are timed by device events after half a second of them, in which a
 GPU comes to its power limit. Each row has what the planner said at the time.
@@ -31,14 +32,12 @@ import dataclasses
 import itertools
 import json
 import multiprocessing
-import os
 import re
-import signal
 import statistics
-import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ from typing import Any
 import torch
 
 from benchmarks import plan_design
-from benchmarks.common import Options
+from benchmarks.common import Options, in_a_process
 from benchmarks.dlrm_systems import click_batch, random_clicks
 from benchmarks.plan_design import Case
 from benchmarks.plan_steps import (
@@ -68,18 +67,6 @@ CAPTURED = 7  # steps after which both graphs of a DLRM are captured
 NEAR = (0.96, 1.04)  # of the planned memory: whether a configuration trains in it
 TRIALS = 3  # of halving, after that
 REQUESTS = (1, 64, 4096)
-WARM_BATCH = 32768  # from here on a larger batch has the same kernels
-WARM_ROWS = 200_000
-BUDGETS = {
-    "compiling": 70.0,
-    "memory": 90.0,  # which begins with it
-    "dlrm": 80.0,
-    "distilbert": 75.0,
-    "others": 50.0,
-    "kernels": 55.0,
-    "all": 280.0,
-}
-SLACK_S = 10.0  # in which a process may end what it has begun
 
 
 # --- rows
@@ -155,7 +142,7 @@ def measure_limits(case: Case, options: Options) -> Iterator[dict[str, Any]]:
     allocator behind that cannot be trusted.
     """
     on_gpu = options.device.type == "cuda"
-    attempt = partial(in_its_own_process if on_gpu else _called, trial, case, options)
+    attempt = partial(in_its_own_process if on_gpu else trial, case, options)
     needed = attempt(None)
     yield {"limit_bytes": None} | needed
     low, high = 0.97 * needed["allocated_bytes"], 1.01 * needed["reserved_bytes"]
@@ -168,23 +155,10 @@ def measure_limits(case: Case, options: Options) -> Iterator[dict[str, Any]]:
         low, high = (low, min(high, limit)) if row["fits"] else (max(low, limit), high)
 
 
-def _called(function: Callable[..., Any], *arguments: Any) -> Any:
-    return function(*arguments)
-
-
-def in_its_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What it returns there; this process must not have touched the GPU."""
-    context = multiprocessing.get_context("fork")
-    reader, writer = context.Pipe(duplex=False)
-    process = context.Process(target=_quietly, args=(lambda: writer.send(function(*arguments)),))
-    process.start()
-    writer.close()
-    try:
-        return reader.recv()
-    except EOFError:
-        raise RuntimeError("the process ended early; see its traceback") from None
-    finally:
-        process.join()
+def in_its_own_process(case: Case, options: Options, limit: float | None) -> dict[str, Any]:
+    """A trial in a process that is forked from this one, which must not have touched the GPU."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        return pool.submit(trial, case, options, limit).result()
 
 
 def trial(case: Case, options: Options, limit: float | None) -> dict[str, Any]:
@@ -243,13 +217,11 @@ def measure(case: Case, options: Options) -> None:
     except Exception as error:
         traceback.print_exc()
         write(case, {"error": f"{type(error).__name__}: {error}"[:500]}, options)
-    if case.kind != "limits":  # whose own processes touched the GPU
-        clean(options.device)
     print(f"{time.perf_counter() - began:6.1f} s  {case.kind} {case.name}", flush=True)
 
 
 def write(case: Case, row: dict[str, Any], options: Options) -> None:
-    """One line, in one write: several processes share the file."""
+    """Append one line to the file of its kind."""
     workload = case.run.partition("-")[0]
     named: dict[str, Any] = {"system": "trainmark", "workload": workload, "case": case.name}
     if "kernels" not in row:
@@ -261,129 +233,15 @@ def write(case: Case, row: dict[str, Any], options: Options) -> None:
         opened.write(line)
 
 
-# --- processes: this one never touches the GPU
-
-
-def to_compile(case: Case) -> Case:
-    """A case with the same kernels, and little memory."""
-    if case.run.startswith("distilbert"):
-        return case
-    batch = min(case.changes["global_batch"], WARM_BATCH)
-    model = dict(case.changes.get("model", {}))
-    rows = model.get("table_rows") or workloads.named_run(case.run).model.table_rows
-    model["table_rows"] = tuple(min(count, WARM_ROWS) for count in rows)
-    changes = {"model": model, "global_batch": batch, "micro_batch": batch}
-    return dataclasses.replace(case, changes=case.changes | changes)
-
-
-def compile_all(cases: Sequence[Case], options: Options, seconds: float) -> None:
-    """A little of what each does: its kernels lie in the caches on disk then."""
-    quick = dataclasses.replace(options, seconds=0.0)
-    for case in in_time(cases, seconds):
-        try:
-            list(MEASURES[case.kind](to_compile(case), quick))
-        except Exception:
-            traceback.print_exc()
-        clean(options.device)
-
-
-def in_turn(cases: Sequence[Case], options: Options, seconds: float) -> None:
-    for case in in_time(cases, seconds):
-        measure(case, options)
-
-
-def in_time(cases: Sequence[Case], seconds: float) -> Iterator[Case]:
-    """Those that can be begun within so many seconds."""
-    began = time.perf_counter()
-    for case in cases:
-        if time.perf_counter() - began > seconds:
-            print(f"no time left: {case.kind} {case.name}", flush=True)
-        else:
-            yield case
-
-
-def side_by_side(works: Iterable[tuple[Callable[[], None], float]]) -> None:
-    """Each in a process of its own; those that are not done in their seconds are ended."""
-    context = multiprocessing.get_context("fork")
-    began = time.perf_counter()
-    found = [
-        (context.Process(target=_in_its_own_group, args=(work,)), seconds)
-        for work, seconds in works
-    ]
-    for process, _ in found:
-        process.start()
-    for process, seconds in sorted(found, key=lambda one: one[1]):
-        process.join(max(0.0, began + seconds - time.perf_counter()))
-        if process.is_alive():
-            print(f"process {process.pid} took too long", flush=True)
-            os.killpg(filled(process.pid), signal.SIGKILL)  # with those that it started
-            process.join()
-
-
-def _in_its_own_group(work: Callable[[], None]) -> None:
-    os.setpgid(0, 0)
-    _quietly(work)
-
-
-def _quietly(work: Callable[[], None]) -> None:
-    try:
-        work()
-    except Exception:
-        traceback.print_exc()
-    sys.stdout.flush()
-    os._exit(0)  # libraries that tear down a GPU take seconds
-
-
 def sweep(
-    sections: Sequence[str],
-    options: Options,
-    budgets: dict[str, float],
-    done: frozenset[tuple[str, str]],
+    sections: Sequence[str], options: Options, done: frozenset[tuple[str, str]] = frozenset()
 ) -> None:
-    began = time.perf_counter()
-
-    def say(what: str) -> None:
-        print(f"{time.perf_counter() - began:6.1f} s  {what}", flush=True)
-
-    cases = {
-        name: [c for c in plan_design.SECTIONS[name]() if (c.name, c.kind) not in done]
-        for name in sections
-    }
-    if options.device.type == "cuda":
-        say("compiling")
-        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # there are as many processes as cores
-        # Else inductor sets one of its own: what a process compiles after that is not found again.
-        os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache"))
-        limits = cases.pop("memory", [])
-        works = [(partial(measure, case, options), budgets["memory"]) for case in limits]
-        side_by_side([*works, *_compilers(cases, limits, options, budgets["compiling"])])
-    for name, found in cases.items():
-        say(name)
-        seconds = min(budgets[name], began + budgets["all"] - SLACK_S - time.perf_counter())
-        work = partial(in_turn, found, options, seconds)
-        if options.tiny:
-            work()
-        else:
-            side_by_side([(work, seconds + SLACK_S)])
-    say("done")
-
-
-def _compilers(
-    cases: dict[str, list[Case]], limits: Sequence[Case], options: Options, seconds: float
-) -> list[tuple[Callable[[], None], float]]:
-    """Processes that compile what is timed afterwards, but for what `limits` train anyway."""
-    compiled = {case.name for case in limits}
-    listed = {
-        (case.name, case.kind): case
-        for found in cases.values()
-        for case in found
-        if case.kind != "kernels" and case.name not in compiled
-    }.values()
-    # The longest first: DistilBERT's are compiled by inductor.
-    ordered = sorted(listed, key=lambda case: not case.run.startswith("distilbert"))
-    workers = max(2, min(16, os.cpu_count() or 2) - len(limits) // 2)  # whose trials often wait
-    shares = [ordered[worker::workers] for worker in range(workers)]
-    return [(partial(compile_all, own, options, seconds), seconds + SLACK_S) for own in shares]
+    """Measure the cases of these sections, but for those that are done: names with their kinds."""
+    for section in sections:
+        for case in plan_design.SECTIONS[section]():
+            if (case.name, case.kind) not in done:
+                work = partial(measure, case, options)
+                work() if options.tiny else in_a_process(work)
 
 
 # --- results
@@ -451,8 +309,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--after", type=Path, help="results of an earlier sweep, to be added to")
     parser.add_argument("--seconds", type=float, default=0.5, help="of timed steps in a row")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes on the CPU")
-    for name, seconds in BUDGETS.items():
-        parser.add_argument(f"--{name}-s", type=float, default=seconds, help="at most")
     args = parser.parse_args(arguments)
     options = Options(
         device=torch.device("cpu") if args.tiny else torch.device("cuda", 0),
@@ -462,12 +318,11 @@ def main(arguments: list[str] | None = None) -> None:
         commit=args.commit,
     )
     options.output.mkdir(parents=True, exist_ok=True)
-    budgets = {name: getattr(args, f"{name}_s") for name in BUDGETS}
     before = json.loads(args.after.read_text(encoding="utf-8")) if args.after else {"rows": []}
     earlier = [{"commit": before.get("commit")} | row for row in before["rows"]]
     done = {(row["case"], row["kind"]) for row in earlier}
     done |= {(row["case"], "kernels") for row in earlier if "kernels_us" in row}
-    sweep(args.only or list(plan_design.SECTIONS), options, budgets, frozenset(done))
+    sweep(args.only or list(plan_design.SECTIONS), options, frozenset(done))
     collect(options, earlier)
 
 

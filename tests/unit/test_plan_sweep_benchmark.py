@@ -3,18 +3,11 @@
 What is measured here, on a CPU, means nothing.
 """
 
-import contextlib
 import dataclasses
 import json
-import os
-import time
-from collections import Counter
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
@@ -29,23 +22,10 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 # --- the design
 
 
-def test_every_level_occurs_with_every_precision() -> None:
-    factors = plan_design.drawn()
-    assert len(factors) == 48
-    for name, levels in plan_design.LEVELS.items():
-        counts = Counter(row[name] for row in factors)
-        assert counts.keys() == set(levels)
-    for precision in ("bf16", "fp8", "fp16", "tf32", "fp32"):
-        own = [row for row in factors if row["precision"] == precision]
-        assert {row["batch"] for row in own} == set(plan_design.BATCHES)
-        assert {row["optimizer"] for row in own} == set(plan_design.LEVELS["optimizer"])
-
-
-def test_half_is_held_out_and_factors_are_hardly_correlated() -> None:
+def test_half_is_held_out() -> None:
     cases = plan_design.designed()
-    assert sum(case.held_out for case in cases) == len(cases) // 2
-    assert plan_design.largest_correlation(plan_design.drawn()) < 0.27
-    assert plan_design.largest_correlation(plan_design.drawn(1)) > 0.3  # an ordinary seed
+    assert len(cases) == 48
+    assert sum(case.held_out for case in cases) == 24
 
 
 def test_tables_stay_small_enough() -> None:
@@ -156,55 +136,6 @@ def test_a_row_has_the_time_of_its_kernels_by_part(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_nothing_is_timed_beside_what_compiles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case = plan_design.designed()[9]
-    kinds: dict[str, Any] = {"memory": "limits", "dlrm": "train", "kernels": "kernels"}
-    for section, kind in kinds.items():
-        found = [dataclasses.replace(case, kind=kind, name=f"{i} {kind}") for i in range(3)]
-        monkeypatch.setitem(plan_design.SECTIONS, section, partial(list, found))
-
-    def measured(case: plan_design.Case, options: Options) -> list[dict[str, Any]]:
-        with (tmp_path / "log").open("a") as log:
-            log.write(f"{case.name} {options.seconds}\n")
-        time.sleep(0.2)
-        return [{}]
-
-    for kind in kinds.values():
-        monkeypatch.setitem(plan_sweep.MEASURES, kind, measured)
-    monkeypatch.setattr(plan_sweep, "clean", lambda device: None)
-    options = Options(device=torch.device("cuda"), tiny=False, seconds=0.5, output=tmp_path)
-    budgets = dict.fromkeys(plan_sweep.BUDGETS, 20.0)
-    plan_sweep.sweep(list(kinds), options, budgets, frozenset({("2 train", "train")}))
-    log = (tmp_path / "log").read_text().splitlines()
-    compiled = ["0 train 0.0", "1 train 0.0"]  # in no time
-    assert sorted(log[:5]) == sorted([*compiled, *(f"{i} limits 0.5" for i in range(3))])
-    assert log[5:] == ["0 train 0.5", "1 train 0.5", *(f"{i} kernels 0.5" for i in range(3))]
-
-
-def test_processes_that_fail_or_hang_do_not_stop_the_others(tmp_path: Path) -> None:
-    def fails() -> None:
-        raise ValueError("wrong")
-
-    def hangs() -> None:
-        plan_sweep.in_its_own_process(hang, str(tmp_path / "pid"))
-
-    works: list[Callable[[], None]] = [(tmp_path / "done").touch, fails, hangs]
-    plan_sweep.side_by_side([(work, 3.0) for work in works])
-    assert (tmp_path / "done").exists()
-    # What the one that was ended had started is ended, too, or it would disturb what is timed.
-    pid = int((tmp_path / "pid").read_text())
-    with contextlib.suppress(psutil.NoSuchProcess):
-        psutil.wait_procs([psutil.Process(pid)], timeout=10)
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
-def hang(note: str) -> None:
-    Path(note).write_text(str(os.getpid()))
-    time.sleep(600)
-
-
 def test_trials_come_nearer_to_the_least_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a configuration that was planned to need 100 bytes needed 102."""
 
@@ -214,22 +145,12 @@ def test_trials_come_nearer_to_the_least_memory(monkeypatch: pytest.MonkeyPatch)
         sizes = {"allocated_bytes": 100, "reserved_bytes": 150}
         return {"fits": True, "predicted": {"memory_bytes": 100}} | sizes
 
-    monkeypatch.setattr(plan_sweep, "trial", trial)
-    monkeypatch.setattr(plan_sweep, "in_its_own_process", plan_sweep._called)
+    monkeypatch.setattr(plan_sweep, "in_its_own_process", trial)
     options = Options(device=torch.device("cuda"), tiny=True, seconds=0.0, output=Path())
     case = plan_design.near_limits()[0]
     found = [(row["limit_bytes"], row["fits"]) for row in plan_sweep.measure_limits(case, options)]
     assert found[:3] == [(None, True), (96, False), (104, True)]
     assert found[3:] == [(100, False), (102, True), (101, False)]
-
-
-def test_what_ends_a_trial_ends_it_alone() -> None:
-    def ends() -> None:
-        os._exit(3)
-
-    assert plan_sweep.in_its_own_process(max, 1, 2) == 2
-    with pytest.raises(RuntimeError, match="ended early"):
-        plan_sweep.in_its_own_process(ends)
 
 
 def test_out_of_memory_is_known_behind_another_error() -> None:
