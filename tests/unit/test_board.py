@@ -23,6 +23,7 @@ from trainmark.cli import main
 from trainmark.errors import InputError
 from trainmark.report.board import Board, Reader, drawn, find
 from trainmark.report.board_page import page
+from trainmark.report.reports import report
 from trainmark.run.result import Energy, Result
 from trainmark.verbs import board as verb
 
@@ -229,12 +230,18 @@ def test_a_broken_result_is_named_and_stops_nothing(tmp_path: Path) -> None:
 def test_results_of_earlier_versions_are_shown(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "old", at(1))
     stored = json.loads((folder / "result.json").read_text())
-    newer = ("checksum", "energy", "assessments", "best", "ended", "warnings", "aligned", "notes")
+    newer = (
+        *("checksum", "energy", "assessments", "best", "ended", "warnings", "aligned", "notes"),
+        *("predicted", "mfu_reason", "tokens_per_device_s_spread"),
+    )
     old = {key: value for key, value in stored.items() if key not in newer}
     (folder / "result.json").write_text(json.dumps(old))
     board = Reader([tmp_path]).board()
     assert board.problems == []
     assert drawn(board)["runs"][0]["values"]["p_train"] == 20_000.0
+    text = report([folder]).read_text()
+    for title in ("Warnings", "Predictions", "Predicted and measured"):
+        assert title not in text
 
 
 # --- the page

@@ -1,7 +1,6 @@
 """What was predicted of a run, in its result, on its page, and over many results."""
 
 import dataclasses
-import json
 import statistics
 from pathlib import Path
 from typing import Any
@@ -103,15 +102,6 @@ def test_every_run_writes_one_down(tmp_path: Path) -> None:
     assert found is not None
     assert found.reason == "distilbert has no prediction of times on CPUs"
     assert found.memory_bytes == sum(found.memory_parts.values()) > 0
-
-
-def test_results_without_one_are_still_read(tmp_path: Path) -> None:
-    path = write_run(tmp_path, make_result()) / result.FILE_NAME
-    data = json.loads(path.read_text())
-    del data["predicted"], data["checksum"]
-    path.write_text(json.dumps(data))
-    assert result.read(tmp_path).predicted is None
-    assert "Predicted and measured" not in reports.report([tmp_path], None).read_text()
 
 
 # --- beside what was measured

@@ -179,17 +179,6 @@ def test_what_is_said_while_it_trains(tmp_path: Path, monkeypatch: pytest.Monkey
     ]
 
 
-def test_tensorboard_events(finished: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(finished / "tensorboard"))
-    events.Reload()
-    losses = [(event.step, event.value) for event in events.Scalars("loss")]
-    assert losses == [(step, pytest.approx(loss)) for step, _, loss in curve(finished)]
-    (point,) = events.Scalars("test/auc")
-    assert point.step == STEPS
-
-
 def test_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(tmp_path / "run")
     printed = capsys.readouterr()

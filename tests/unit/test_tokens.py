@@ -183,15 +183,6 @@ def test_indices_are_megatrons() -> None:
     assert apart >= {2, 3, 4, 5, 6}
 
 
-def test_a_last_epoch_that_is_hardly_needed_is_shuffled_apart() -> None:
-    lengths = np.full(10, 100, np.int32)
-    found = samples.build(lengths, range(10), 10, 120, seed=0)  # 99 a pass: 20 % of the second
-    assert sorted(found.documents[:10].tolist()) == list(range(10))
-    assert sorted(found.shuffle[:99].tolist()) == list(range(99))
-    together = samples.build(lengths, range(10), 10, 190, seed=0)
-    assert sorted(together.documents[:10].tolist()) != list(range(10))
-
-
 def test_samples_overlap_by_one_token_and_are_cached(tmp_path: Path) -> None:
     documents = [np.arange(i * 100, i * 100 + 37) for i in range(9)]
     write_tokens(tmp_path / "x", documents, TYPES[0])

@@ -16,7 +16,6 @@ from trainmark import metrics, workloads
 from trainmark.cli import main
 from trainmark.config import Run, TrainOptions
 from trainmark.report import reports
-from trainmark.run import result as results
 from trainmark.run.result import Steps
 from trainmark.run.warnings import warnings
 from trainmark.verbs.flags import parse_run
@@ -247,14 +246,6 @@ def test_a_page_of_several_runs_names_the_one(tmp_path: Path) -> None:
     page = reports.report([good, bad], tmp_path / "page.html").read_text()
     assert page.index("dlrm-demo (bad): AUC &lt; 0.5.") < page.index("<h2")
     assert "Warnings" not in reports.report([good]).read_text()
-
-
-def test_results_from_before_are_read(tmp_path: Path) -> None:
-    write_run(tmp_path, make_result())
-    old = json.loads((tmp_path / "result.json").read_text())
-    del old["warnings"], old["checksum"]
-    (tmp_path / "result.json").write_text(json.dumps(old))
-    assert results.read(tmp_path).warnings == []
 
 
 def test_a_workload_without_warnings_of_its_own() -> None:
