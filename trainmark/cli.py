@@ -283,12 +283,13 @@ def _report(arguments: list[str], started: float) -> None:
 def _published(arguments: list[str], started: float) -> None:
     """The published results that runs can be compared with."""
     from trainmark.progress import SafeConsole
-    from trainmark.report import listing
+    from trainmark.report import formats, listing
 
     options = parse(PublishedOptions, arguments, "published")
     if options.format is None:
         console = SafeConsole()
-        console.print(listing.for_terminal(options.system, console.width), crop=False)
+        tables = listing.tables(options.system)
+        console.print(formats.terminal(tables, console.width), crop=False)
     else:
         print(listing.text(options.system, options.format))
 

@@ -128,7 +128,7 @@ def test_missing_library_is_one_sentence(
     flags = ["--train", path, "--dev", path, "--tokenizer", str(tmp_path), "--output"]
     assert main(["prepare", "sst2", *flags, str(tmp_path / "data")]) == 2
     assert capsys.readouterr().err == (
-        "trainmark: Preparing text needs the 'tokenizers' package: pip install 'trainmark[text]'.\n"
+        "trainmark: Preparing text needs tokenizers: pip install 'trainmark[text]'.\n"
     )
 
 

@@ -16,8 +16,7 @@ from rich.table import Table
 from trainmark import files
 from trainmark.corpus import sentences
 from trainmark.corpus.sentences import Sentences
-from trainmark.corpus.tokenizer import require_tokenizers
-from trainmark.errors import InputError, raise_all
+from trainmark.errors import InputError, raise_all, require
 from trainmark.progress import SafeConsole
 
 TOKENIZER_FILES = (
@@ -185,7 +184,9 @@ def _check_columns(path: Path, columns: list[str]) -> None:
 
 def load_tokenizer(path: Path, sequence_length: int) -> Any:
     """A `tokenizers.Tokenizer` that adds [CLS] and [SEP] and cuts, but does not pad."""
-    tokenizers = require_tokenizers()
+    require("Preparing text", "tokenizers", extra="text")
+    import tokenizers
+
     if (path / "tokenizer.json").is_file():
         try:
             tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainmark.errors import InputError
+from trainmark.errors import InputError, require
 from trainmark.files import read_json
 
 # How Llama-3 cuts text into words before byte-pair encoding (published with its tokenizer).
@@ -39,20 +39,9 @@ class Tokenizer:
         return [found.ids for found in self.encoder.encode_batch(texts, add_special_tokens=False)]
 
 
-def require_tokenizers() -> Any:
-    """The `tokenizers` package, or how to get it."""
-    try:
-        import tokenizers
-    except ImportError:
-        raise InputError(
-            "Preparing text needs the 'tokenizers' package: pip install 'trainmark[text]'."
-        ) from None
-    return tokenizers
-
-
 def load(folder: Path) -> Tokenizer:
     """The tokenizer in a folder (or the file itself)."""
-    require_tokenizers()
+    require("Preparing text", "tokenizers", extra="text")
     for path in (folder / "tokenizer.json", folder / "tokenizer.model", folder):
         if path.is_file():
             return _from_json(path) if path.suffix == ".json" else _from_tiktoken(path)

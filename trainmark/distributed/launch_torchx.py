@@ -5,7 +5,6 @@ import shlex
 import subprocess
 import sys
 import threading
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from trainmark.distributed.launch_options import (
     key_values,
     of_each_machine,
 )
-from trainmark.errors import InputError
+from trainmark.errors import InputError, require
 
 if TYPE_CHECKING:
     from torchx.runner import Runner
@@ -28,16 +27,8 @@ _CONFIG = ("partition", "time", "comment", "constraint", "mail-user", "mail-type
 _RESOURCE = {"cpus-per-task": "cpu", "gpus-per-node": "gpu", "mem": "memMB"}
 
 
-def _need_torchx() -> None:
-    if find_spec("torchx") is None:
-        raise InputError(
-            "--on torchx needs TorchX, which is not installed: pip install 'trainmark[launch]'."
-        )
-
-
 def runner() -> "Runner":
     """TorchX with the two schedulers that are tested here."""
-    _need_torchx()
     from torchx.runner import Runner
     from torchx.schedulers import local_scheduler, slurm_scheduler
 
@@ -50,7 +41,7 @@ def runner() -> "Runner":
 
 def app(options: LaunchOptions, shape: Shape, name: str, command: list[str]) -> "AppDef":
     """What TorchX is asked to run: one launcher per machine."""
-    _need_torchx()
+    require("--on torchx", "torchx", extra="launch")
     from torchx.specs import AppDef, Resource, Role, macros
 
     line = _escaped(shlex.join(of_each_machine(sys.executable, options, shape)))

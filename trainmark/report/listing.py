@@ -3,8 +3,6 @@
 import dataclasses
 import json
 
-from rich.console import RenderableType
-
 from trainmark.errors import unknown
 from trainmark.report import formats, published
 from trainmark.report.formats import Titled
@@ -12,16 +10,11 @@ from trainmark.report.nvidia import gib
 from trainmark.report.tables import NOT_APPLICABLE, PUBLISHED_COLUMNS, Column, make_grid, or_slash
 
 
-def for_terminal(system: str | None, width: int) -> RenderableType:
-    """Tables of one system or of all."""
-    return formats.terminal(_tables(system), width)
-
-
 def text(system: str | None, kind: str) -> str:
     """The tables as Markdown or CSV; as JSON, every figure of the file."""
     if kind == "json":
         return json.dumps(_figures(system), indent=1, ensure_ascii=False)
-    return formats.WRITERS[kind](_tables(system)).rstrip("\n")
+    return formats.WRITERS[kind](tables(system)).rstrip("\n")
 
 
 def _figures(system: str | None) -> dict[str, object]:
@@ -44,7 +37,8 @@ def _chosen(system: str | None) -> list[str]:
     return known if system is None else [system]
 
 
-def _tables(system: str | None) -> list[Titled]:
+def tables(system: str | None) -> list[Titled]:
+    """The tables of one system or of all."""
     return [table for name in _chosen(system) for table in _of(name)]
 
 

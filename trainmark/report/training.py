@@ -99,18 +99,9 @@ def _quality_series(run: ReportedRun, others: bool) -> list[Series]:
 
 
 def _quality_curve(result: Result, split: str) -> Curve:
-    metric = result.quality.metric
-    return thin(
-        [
-            (float(evaluation.at_sample), _nan_for_none(evaluation.metrics.get(metric)))
-            for evaluation in result.evaluations
-            if evaluation.split == split
-        ]
-    )
-
-
-def _nan_for_none(value: float | None) -> float:
-    return math.nan if value is None else value
+    found = [(e.at_sample, e.metrics.get(result.quality.metric)) for e in result.evaluations
+             if e.split == split]  # fmt: skip
+    return thin([(float(at), math.nan if value is None else value) for at, value in found])
 
 
 def _levels(runs: Sequence[ReportedRun]) -> list[Level]:

@@ -8,13 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainmark import checksums, workloads
+from trainmark import workloads
 from trainmark.contract import AnyWorkload, Metrics, Predictions
 from trainmark.distributed.mesh import launched_ranks
 from trainmark.errors import InputError
-from trainmark.files import write_atomically
 from trainmark.run import run_folder
-from trainmark.run.assessment import EVALUATION_FILE, INPUT, assessments, evaluated, write_scores
+from trainmark.run.assessment import INPUT, assessments, evaluated, write_scores
 from trainmark.run.runner import Loaded, loaded
 from trainmark.scoring import BadRows, EncodedFiles, RawFiles
 
@@ -54,10 +53,6 @@ def evaluate(
     if encoded is None:
         return found
     return found | {"unknown_share": encoded.unknown_share, "bad_rows": encoded.bad_rows}
-
-
-def write_evaluation(evaluation: dict[str, Any], folder: Path) -> None:
-    write_atomically(folder / EVALUATION_FILE, checksums.dumps(evaluation))
 
 
 @contextmanager

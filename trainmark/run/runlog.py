@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from trainmark.config import Run, to_plain
 from trainmark.contract import AnyWorkload
-from trainmark.errors import InputError
+from trainmark.errors import require
 from trainmark.progress import SafeConsole
 from trainmark.run import mlperf
 from trainmark.run.curves import CurveWriter, Step, Stretch
@@ -37,7 +37,8 @@ class RunLog:
         self._started_s = time.time() - (time.perf_counter() - started)
         self._stack = ExitStack()
         self._console = SafeConsole(stderr=True)
-        self._board_type = _tensorboard_writer() if cfg.tensorboard else None
+        if cfg.tensorboard:
+            require("--tensorboard", "tensorboard", extra="plots")
 
     def __enter__(self) -> "RunLog":
         self._perf = PerfLog(self._append_to("perf.log"))
@@ -136,10 +137,12 @@ class RunLog:
 
     def _board_after(self, step: int) -> Any:
         """TensorBoard's writer, if it is wanted; what came after `step` is not shown any more."""
-        if self._board_type is None:
+        if not self._cfg.tensorboard:
             return None
+        from torch.utils.tensorboard import SummaryWriter
+
         folder = str(self._folder / "tensorboard")
-        board = self._board_type(log_dir=folder, purge_step=step + 1 if step else None)
+        board = SummaryWriter(log_dir=folder, purge_step=step + 1 if step else None)
         self._stack.callback(board.close)
         return board
 
@@ -185,13 +188,3 @@ class SilentLog:
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **kwargs: None
-
-
-def _tensorboard_writer() -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise InputError(
-            "--tensorboard needs the tensorboard package: pip install 'trainmark[plots]'."
-        ) from None
-    return SummaryWriter

@@ -8,7 +8,9 @@ from typing import Annotated, Any
 import tyro
 from rich.console import RenderableType
 
+from trainmark import checksums
 from trainmark.errors import InputError
+from trainmark.files import write_atomically
 from trainmark.hardware.backends import DeviceChoice
 from trainmark.inference.options import Checkpoint
 from trainmark.metrics.binary import Assessment, Importance
@@ -47,6 +49,7 @@ def evaluate(options: EvaluateOptions) -> None:
     """Evaluate a run's checkpoint, print what came out, and keep it in the run's folder."""
     from trainmark.distributed.mesh import is_main_process
     from trainmark.run import evaluation as evaluations
+    from trainmark.run.assessment import EVALUATION_FILE
 
     if options.importance_rows < 2:
         raise InputError(
@@ -71,7 +74,7 @@ def evaluate(options: EvaluateOptions) -> None:
         metric, best = evaluation["metric"], evaluation["best_possible"]
         console.print(f"best possible {metric} {best:.6f}, target {evaluation['target']:.6f}")
     # Last: what is printed cannot get lost.
-    evaluations.write_evaluation(evaluation, options.folder)
+    write_atomically(options.folder / EVALUATION_FILE, checksums.dumps(evaluation))
 
 
 def _parts(evaluation: dict[str, Any]) -> Iterator[RenderableType]:
