@@ -2,7 +2,6 @@
 
     PYTHONPATH=. python benchmarks/plan_fit.py                     all of them
     PYTHONPATH=. python benchmarks/plan_fit.py --only small tf32   those of some parts
-    PYTHONPATH=. python benchmarks/plan_fit.py --kernels FILE      each product of `kernels.jsonl`
 
 Fits the constants of `workloads/dlrm/gpu_time.py` and of `hardware/products.py` to the kernels of
 the rows that are not held out, a part of the step at a time, and prints them beside those that the
@@ -11,13 +10,10 @@ off by counts as a share of its step. Nothing is written: constants are rounded 
 """
 
 import argparse
-import itertools
-import json
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +25,7 @@ from trainmark.config import filled
 from trainmark.hardware import products
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.machine import machine
-from trainmark.hardware.products import Rates, product_s, rates_of
+from trainmark.hardware.products import Rates, rates_of
 from trainmark.workloads.dlrm import gpu_time, sharding
 from trainmark.workloads.dlrm.runs import DlrmRun
 
@@ -221,56 +217,11 @@ def report(rows: Sequence[Measured]) -> None:
         print(f"{errors[-1]:+.1%}, within 6 %: {within}")
 
 
-# --- single products
-
-
-def print_products(file: Path, rows: Sequence[Measured]) -> None:
-    """Each product of the rows that are not held out, as it is planned and as it was timed."""
-    by_case = {row.row["case"]: row for row in rows if not row.row["held_out"]}
-    for line in map(json.loads, file.read_text().splitlines()):
-        if line["case"] not in by_case:
-            continue
-        row = by_case[line["case"]]
-        planned, timed = list(planned_products(row)), timed_products(line["kernels"])
-        print(f"{line['case']}: {len(planned)} planned, {len(timed)} timed")
-        for plan, found in itertools.zip_longest(planned, timed, fillvalue=("-", 0.0)):
-            print(f"  {plan[0]:34} {1e6 * plan[1]:8.1f} {found[1]:8.1f}  {found[0]}")
-
-
-def planned_products(row: Measured) -> Iterator[tuple[str, float]]:
-    """In the order of a step: forward, then backward from the last layer to the first."""
-    layers, samples = list(gpu_time._layers(row.cfg)), filled(row.cfg.micro_batch)
-    kinds = [(layer, precision, "forward") for layer, precision, _, _ in layers]
-    for layer, precision, back, _ in reversed(layers):
-        kinds += [(layer, precision, kind) for kind in ("weight", back) if kind]
-    for layer, precision, kind in kinds:
-        name = f"{kind} {precision} {layer.fan_in} x {layer.fan_out}"
-        seconds = product_s(
-            row.rates, precision, kind, samples, layer.fan_in, layer.fan_out  # type: ignore[arg-type]
-        )  # fmt: skip
-        yield name, seconds
-
-
-def timed_products(kernels: Sequence[tuple[str, int, float]]) -> list[tuple[str, float]]:
-    """Kernels of products; what adds up the parts of one belongs to it."""
-    found: list[tuple[str, float]] = []
-    for name, _, microseconds in kernels:
-        if "splitk" in name.lower() and "reduce" in name.lower() and found:
-            found[-1] = (found[-1][0], found[-1][1] + microseconds)
-        elif any(word in name for word in ("gemm", "nvjet", "cutlass", "xmma")):
-            found.append((name[:60], microseconds))
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--kernels", type=Path, help="of a sweep, to print single products")
     args = parser.parse_args()
     rows = trained()
-    if args.kernels:
-        print_products(args.kernels, rows)
-        return
     print("as the planner has them")
     report(rows)
     free = [row for row in rows if not row.row["held_out"]]

@@ -6,7 +6,7 @@ process of its own, whose memory (with its children's) is sampled. About ten min
 
     PYTHONPATH=. python benchmarks/prepare.py                      everything
     PYTHONPATH=. python benchmarks/prepare.py --only embedded-4m   one part: embedded-4m, -40m,
-                                                    pandas-4m, parse-4m, killed-4m
+                                                    pandas-4m, parse-4m
     PYTHONPATH=. python benchmarks/prepare.py --folder /big/disk   where the logs go, and stay
     PYTHONPATH=. python benchmarks/prepare.py --cores 1 2 --kinds criteo csv     how it scales, with
                                                     4 million rows: two minutes for each kind
@@ -28,12 +28,10 @@ import os
 import random
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,18 +51,11 @@ SIZES = {"4m": 4_000_000, "16m": 16_000_000, "40m": 40_000_000}
 DAYS = 8
 REPEATS = 3
 """Runs of a short part; the median counts."""
-KILLS = 20
 TEXTS, TEXT_MB = 16, 2
 ROW_BYTES = 267
 DISK_BYTES_PER_ROW = ROW_BYTES + 300
 """The log, the store, the dataset, and the dataset of another engine to compare."""
-PARTS = ("embedded-4m", "parse-4m", "pandas-4m", "embedded-40m", "killed-4m")
-
-
-SIDE_PARTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "parse-4m": lambda row: {"arrow_parse_alone_seconds": row["seconds"]},
-    "killed-4m": lambda row: {key: row[key] for key in ("kills", "same_bytes")},
-}
+PARTS = ("embedded-4m", "parse-4m", "pandas-4m", "embedded-40m")
 
 
 # --- measuring
@@ -152,8 +143,6 @@ def row_for(part: str, raw: Path, measured: list[dict[str, Any]], **more: Any) -
 def run_part(part: str, raw: Path, folder: Path) -> dict[str, Any]:
     engine = part.partition("-")[0]
     output = folder / "out"
-    if engine == "killed":
-        return killed(part, raw, folder)
     more = ("--memory", "1G") if part == "embedded-40m" else ()
     repeats = REPEATS if part in ("embedded-4m", "parse-4m") else 1
     measured = []
@@ -170,38 +159,6 @@ def _warm(raw: Path) -> None:
         with path.open("rb") as file:
             while file.read(1 << 24):
                 pass
-
-
-def killed(part: str, raw: Path, folder: Path) -> dict[str, Any]:
-    """Kill the engine at random moments of its run; the bytes must be those of a calm run."""
-    calm, output = folder / "calm", folder / "killed"
-    whole = measure("embedded", raw, calm)
-    shutil.rmtree(output, ignore_errors=True)
-    rng = random.Random(0)
-    kills = 0
-    while kills < KILLS:
-        child = subprocess.Popen(
-            command("embedded", raw, output), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        try:
-            child.wait(rng.uniform(0.3, 1) * whole["seconds"])
-            shutil.rmtree(output)  # done, so from the start again
-        except subprocess.TimeoutExpired:
-            child.send_signal(signal.SIGKILL)
-            child.wait()
-            kills += 1
-    measured = _finish(raw, output)
-    same = _digest(calm) == _digest(output)
-    shutil.rmtree(calm)
-    shutil.rmtree(output)
-    return row_for(part, raw, [measured], kills=kills, same_bytes=same)
-
-
-def _finish(raw: Path, output: Path) -> dict[str, Any]:
-    started = time.perf_counter()
-    run = subprocess.run(command("embedded", raw, output), stdout=subprocess.PIPE, check=True)
-    phases = json.loads(run.stdout.decode().splitlines()[-1])
-    return {"seconds": time.perf_counter() - started, "peak_mb": 0.0, "phase_seconds": phases}
 
 
 def _digest(folder: Path) -> dict[str, str]:
@@ -439,14 +396,12 @@ def main() -> None:
         raw = generate(SIZES[part.partition("-")[2]], arguments.folder)
         row = run_part(part, raw, arguments.folder)
         key = _key(row)
-        if part in SIDE_PARTS:
-            # What they find belongs to the engine's own row.
+        if part == "parse-4m":  # belongs to the engine's own row
+            print(part, row["seconds"])
             key = ("embedded", row["rows"], row["cores"])
-            found = SIDE_PARTS[part](row)
-            print(part, found)
             if key not in rows:
                 continue
-            row = rows[key] | found
+            row = rows[key] | {"arrow_parse_alone_seconds": row["seconds"]}
         rows[key] = row
         write_results("prepare", list(rows.values()))
     show(list(rows.values()))

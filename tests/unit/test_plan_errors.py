@@ -118,23 +118,6 @@ def test_a_fit_to_other_constants_finds_them(name: str, monkeypatch: pytest.Monk
         assert value != pytest.approx(plan_fit.constant(key), rel=0.03), key
 
 
-def test_products_are_listed_in_the_order_of_a_step() -> None:
-    row = next(row for row in plan_fit.trained() if row.row["case"].startswith("14 fp16"))
-    layers = row.cfg.model.dense_layers[:-1]
-    names = [name for name, _ in plan_fit.planned_products(row)]
-    assert names[: len(layers)] == [f"forward fp16 {x.fan_in} x {x.fan_out}" for x in layers]
-    assert names[len(layers)] == f"weight fp16 {layers[-1].fan_in} x {layers[-1].fan_out}"
-    assert len(names) == 3 * len(layers) - 1  # nothing needs the gradient of the inputs
-    plan = row.planned()
-    assert sum(seconds for _, seconds in plan_fit.planned_products(row)) < plan.products
-    kernels = [
-        ("nvjet_a", 7, 5.0),
-        ("splitKreduce_kernel", 7, 1.0),
-        ("_masked_gemm_kernel", 7, 2.0),
-    ]
-    assert plan_fit.timed_products(kernels) == [("nvjet_a", 6.0), ("_masked_gemm_kernel", 2.0)]
-
-
 def test_rows_without_training_and_near_limits_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `plan_sweep.py --only others memory` writes them."""
     trained = next(row for row in read_rows(plan_errors.SWEEP) if row["workload"] == "dlrm")
