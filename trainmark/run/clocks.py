@@ -221,7 +221,8 @@ class Clocks:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from where a checkpoint of the same run stopped counting."""
-        self._earlier = parse(Totals, state, "clocks in the checkpoint")
+        unknown = dict.fromkeys(ENERGY)  # where a checkpoint does not say
+        self._earlier = parse(Totals, unknown | state, "clocks in the checkpoint")
         self.totals = replace(self._earlier, sessions=self._earlier.sessions + 1)
 
 
