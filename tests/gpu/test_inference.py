@@ -156,7 +156,7 @@ def test_requests_in_flight_do_not_mix(
     monkeypatch.setattr(graphed_prediction, "CUT", 600)
     trainer = trainer_on_gpu(case)
     given = requests(trainer, size, pinned=True)
-    clients = [build_predictor(trainer) for _ in range(4)]
+    clients: list[Any] = [build_predictor(trainer) for _ in range(4)]
     alone = [clients[0](batch) for batch in given]
 
     def many(predict: Any) -> list[torch.Tensor]:

@@ -180,7 +180,8 @@ def _at_a_time(predictors: Sequence[Predict], requests: list[Any]) -> tuple[list
     if len(predictors) == 1:
         seconds = seconds_of(predictors[0], requests)
         return seconds, sum(seconds)
-    in_flight = [predict for predict in predictors if isinstance(predict, InFlight)]
+    several: Sequence[object] = predictors  # of which the type checker does not think as functions
+    in_flight = [predict for predict in several if isinstance(predict, InFlight)]
     if len(in_flight) == len(predictors):
         return _in_flight(in_flight, requests)
     start = Barrier(len(predictors))
