@@ -171,6 +171,7 @@ def update_rows_triton(
         "LARGEST_CODE": LARGEST_CODE.get(rows.codes.dtype, 0.0),
         "SMALLEST_ROW": SMALLEST_ROW,
         "BY_CHANCE": key is not None,
+        "QUICK": not triton.knobs.runtime.interpret,
         "D": D,
         "COLUMNS": next_power_of_2(D),
         "BLOCK": launch.block,
@@ -190,6 +191,8 @@ def update_rows_triton(
 
 
 if triton is not None:
+    from triton.language.extra import libdevice
+
     from trainmark.kernels.rounding import (
         bits_of_rows,
         mixed,
@@ -209,17 +212,25 @@ if triton is not None:
             return row  # there is none
 
     @triton.jit
+    def _quotient(x, y, QUICK: tl.constexpr):
+        if QUICK:  # two instructions, where Triton's has seven for divisors near the largest number
+            return libdevice.fast_dividef(x, y)
+        else:  # Triton's interpreter
+            return x / y
+
+    @triton.jit
     def _update_row(
         codes, scales, state, stream, row, column, old, old_state, sums, lr, eps, kept,
         RULE: tl.constexpr, DECAYS: tl.constexpr, D: tl.constexpr,
         LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr, BY_CHANCE: tl.constexpr,
+        QUICK: tl.constexpr,
     ):  # fmt: skip
         """Apply the rule to a row whose weights and state are `old` and `old_state`."""
         one = tl.zeros([1], tl.int64)
         bits = tl.zeros([1, 1], tl.uint32)
         if BY_CHANCE:  # one hash for weights and state: this kernel has little time to compute
             bits = bits_of_rows(stream, row + one, column)
-        # Square roots and quotients are Triton's quick ones, off by an ulp or two.
+        # Square roots and quotients are quick ones, off by an ulp or two.
         if RULE == "sgd":
             step = sums * lr
         elif RULE == "rowwise_adagrad":
@@ -234,7 +245,7 @@ if triton is not None:
                 kept_total = rounded_stochastically(total, others, state.dtype.element_ty)
             kept_total = kept_total.to(state.dtype.element_ty)
             tl.store(state + row * D + column[None, :], kept_total, (column < D)[None, :])
-            step = sums * lr / (tl.sqrt(total) + eps)
+            step = _quotient(sums * lr, tl.sqrt(total) + eps, QUICK)
         if DECAYS:  # known to the compiler: without it, not a bit is another
             old = old * kept
         store_rows(
@@ -261,7 +272,7 @@ if triton is not None:
         scalars, codes, scales, state, key, eps, weight_decay,
         RULE: tl.constexpr, DECAYS: tl.constexpr,
         LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr, BY_CHANCE: tl.constexpr,
-        D: tl.constexpr, COLUMNS: tl.constexpr,
+        QUICK: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr,
         BLOCK: tl.constexpr, BLOCKS: tl.constexpr, SUMS: tl.constexpr,
     ):  # fmt: skip
         """One piece of the sorted list or, with `SUMS`, of the sums that were set aside.
@@ -344,7 +355,7 @@ if triton is not None:
                     _update_row(
                         codes, scales, state, stream, row, column, weights, old_state[i],
                         total if RULE == "sgd" else total * factor, lr, eps, kept,
-                        RULE, DECAYS, D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE,
+                        RULE, DECAYS, D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE, QUICK,
                     )  # fmt: skip
                 if sets_aside[i]:
                     slot = program * 2
