@@ -2,6 +2,8 @@
 
     PYTHONPATH=. python benchmarks/dlrm_quality.py --seeds 0       (a CUDA machine, minutes)
     PYTHONPATH=. python benchmarks/dlrm_quality.py --seeds 1 2     keeps the rows of seed 0
+    PYTHONPATH=. python benchmarks/dlrm_quality.py --size bags --seeds 0 1 2    several ids per
+                                                    feature, cross layers, element-wise Adagrad
 
 All variants of a call train in lockstep: batches are drawn once, on the device, and every variant
 takes its steps with them, through the product's own trainer. A variant is a change of
@@ -17,6 +19,9 @@ possible AUC. Row-wise Adagrad's steps do not depend on how rare a row is. Round
 small ones: a row's largest weight always has the largest code and moves freely, but small changes
 of the others, relative to it, are rounded away.
 
+With `--size bags`, features get more ids as MLPerf's recommender does (`--multi-hot uniform`), and
+Adagrad's sums of 16-bit and 8-bit tables are in bf16, as they have to be on one GPU there.
+
 Rows are written at every milestone, so that a call that is cut short keeps its last one. A row
 gives way to one of as many or more samples; delete the file to begin again.
 """
@@ -26,8 +31,8 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,7 +58,7 @@ from trainmark.metrics.ranking import Placements
 from trainmark.workloads.dlrm.data import ClickBatch
 from trainmark.workloads.dlrm.runs import DlrmRun, Model, Optimizer
 
-RESULT = "dlrm_precision_quality"
+RESULT, RESULT_OF_BAGS = "dlrm_precision_quality", "dlrm_dcnv2_quality"
 MLP_BASE = "bf16"  # of the variants that differ in their tables
 
 
@@ -74,6 +79,10 @@ class Study:
     optimizer: Literal["sgd", "adagrad", "rowwise_adagrad", "adam"] = "rowwise_adagrad"
     milestones: int = 4
     """How often to evaluate and write, evenly spaced, the last at the end."""
+    network: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings of the model."""
+    result: str = RESULT
+    """The file of its rows."""
 
     @property
     def blocks(self) -> int:
@@ -123,6 +132,25 @@ STUDIES = {
         top_mlp=(64, 64, 1),
         lr=0.05,
     ),
+    "bags": Study(
+        signal=Signal(table_rows=sizes(0.1), large_tables=4, interacting=INTERACTING),
+        samples=100_000_000,
+        test_rows=4_000_000,
+        batch=16384,
+        block_rows=1 << 20,
+        embedding_dim=64,
+        bottom_mlp=(256, 64),
+        top_mlp=(768, 512, 256, 1),
+        lr=0.01,
+        optimizer="adagrad",
+        network={
+            "hotness": (10, 5, 3, 20, 3, 2, 1, 6, 1, 1, 3, 1, 1, 1, 1, 1),
+            "interaction": "dcn",
+            "cross_layers": 3,
+            "cross_rank": 128,
+        },
+        result=RESULT_OF_BAGS,
+    ),
     "tiny": Study(
         signal=Signal(
             table_rows=(3000, 1000, 50, 7), large_tables=2, interacting=(1, 2), numerical_features=3
@@ -151,11 +179,12 @@ class Variant:
     seed: int = 0
     rounding: str = "stochastic"
 
-    @property
-    def changes(self) -> dict[str, Any]:
+    def changes(self, optimizer: str) -> dict[str, Any]:
         """How its configuration differs from the others'."""
-        precisions = tables_in(self.tables, self.rounding) | mlps_in(self.mlps)
-        return precisions | {"seed": self.seed}
+        changed = tables_in(self.tables, self.rounding) | mlps_in(self.mlps)
+        if optimizer == "adagrad" and self.tables != "fp32":
+            changed["table_format"]["state_precision"] = "bf16"
+        return changed | {"seed": self.seed}
 
     @property
     def reference(self) -> "Variant | None":
@@ -198,7 +227,9 @@ def configuration(study: Study, variant: Variant, device: torch.device) -> DlrmR
             embedding_dim=study.embedding_dim,
             bottom_mlp=study.bottom_mlp,
             top_mlp=study.top_mlp,
+            **study.network,
         ),
+        multi_hot="uniform" if "hotness" in study.network else "data",
         optimizer=Optimizer(name=study.optimizer),
         lr=study.lr,
         schedule=Schedule(
@@ -210,7 +241,7 @@ def configuration(study: Study, variant: Variant, device: torch.device) -> DlrmR
         global_batch=study.batch,
         eval_batch=study.batch,  # another shape would be compiled for again
     )
-    return resolved(run, variant.changes, device)
+    return resolved(run, variant.changes(study.optimizer), device)
 
 
 # --- training, in lockstep
@@ -335,7 +366,7 @@ def _row(study: Study, variant: Variant, samples: int) -> dict[str, Any]:
         "rows": sum(study.signal.table_rows),
         "samples": samples,
         "of_samples": study.samples_in_full,
-        "changes": variant.changes,
+        "changes": variant.changes(study.optimizer),
     }
 
 
@@ -363,7 +394,7 @@ def main() -> None:
         parser.error(f"--batch must divide {study.block_rows}, the samples drawn together.")
     asked = [v for seed in args.seeds for v in variants(seed)]
     asked = [v for v in asked if any(words in str(v) for words in args.only)]
-    results = Results(args.output, args.commit)
+    results = Results(args.output, args.commit, study.result)
     run(study, unfinished(study, asked, results.rows()), device, results, args.limit)
 
 
@@ -408,13 +439,14 @@ class Results:
 
     folder: Path
     commit: str | None = None
+    name: str = RESULT
 
     def rows(self) -> list[dict[str, Any]]:
-        return common.read_rows(RESULT, self.folder)
+        return common.read_rows(self.name, self.folder)
 
     def add(self, rows: Sequence[dict[str, Any]], device: torch.device) -> None:
         rows = merged(self.rows(), rows)
-        common.write_results(RESULT, rows, device, folder=self.folder, commit=self.commit)
+        common.write_results(self.name, rows, device, folder=self.folder, commit=self.commit)
 
 
 def merged(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

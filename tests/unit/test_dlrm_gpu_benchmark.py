@@ -277,7 +277,7 @@ def test_variants_are_those_asked_for() -> None:
     assert len({dataclasses.astuple(v) for v in variants}) == len(variants) == 18
     (nearest,) = [v for v in variants if v.rounding == "nearest"]
     stored = {"table_precision": "int8", "table_rounding": "nearest"}
-    assert nearest.changes["table_format"] == stored
+    assert nearest.changes("sgd")["table_format"] == stored
     assert nearest.reference == dlrm_quality.Variant(tables="fp32")
 
 
@@ -294,6 +294,31 @@ def test_a_second_call_trains_what_is_missing() -> None:
         "fp32",
         "int8",
     ]
+
+
+def test_a_study_of_bags_has_more_ids_and_its_own_file(tmp_path: Path) -> None:
+    full, tiny = dlrm_quality.STUDIES["bags"], dlrm_quality.STUDIES["tiny"]
+    assert len(full.network["hotness"]) == len(full.signal.table_rows)
+    study = dataclasses.replace(
+        full, **{name: getattr(tiny, name) for name in ("signal", "samples", "test_rows", "batch")},
+        block_rows=tiny.block_rows, milestones=1, lr=0.1, embedding_dim=8, bottom_mlp=(16, 8),
+        top_mlp=(16, 1), network=dict(full.network) | {"hotness": (3, 2, 1, 1), "cross_rank": 8},
+    )  # fmt: skip
+    stored = dlrm_quality.Variant(tables="bf16").changes(study.optimizer)["table_format"]
+    assert (stored["table_precision"], stored["state_precision"]) == ("bf16", "bf16")
+    trained: list[Any] = []
+    results = dlrm_quality.Results(tmp_path, name=study.result)
+    stream = dlrm_clicks.PlantedStream(study.signal, CPU)
+    trainers = dlrm_quality.trainers_for(study, [dlrm_quality.Variant()], CPU)
+    dlrm_quality.train(study, stream, trainers, lambda made, _: trained.extend(made.values()), 1e9)
+    (trainer,) = trained
+    assert trainer.cfg.multi_hot == "uniform"
+    assert trainer.cfg.model.cross_shape == (3, 8)
+    test = dlrm_quality.test_rows(study, stream)
+    results.add(dlrm_quality.evaluate(study, trainers, test, study.samples), CPU)
+    (row,) = json.loads((tmp_path / "dlrm_dcnv2_quality.json").read_text())["rows"]
+    assert row["optimizer"] == "adagrad"
+    assert row["auc"] > 0.5
 
 
 def test_a_row_gives_way_to_one_of_more_samples() -> None:
