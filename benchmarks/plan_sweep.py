@@ -304,7 +304,7 @@ def _lines(file: Path) -> list[Any]:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--commit", help="what is measured, where there is no git to ask")
+    parser.add_argument("--commit", help="what is measured, where git does not know it")
     parser.add_argument("--only", nargs="*", choices=plan_design.SECTIONS)
     parser.add_argument("--after", type=Path, help="results of an earlier sweep, to be added to")
     parser.add_argument("--seconds", type=float, default=0.5, help="of timed steps in a row")
