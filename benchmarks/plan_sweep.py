@@ -3,9 +3,9 @@
     PYTHONPATH=. python benchmarks/plan_sweep.py --output DIR              on a CUDA machine
     PYTHONPATH=. python benchmarks/plan_sweep.py --output DIR --tiny       does it run?
 
-With `--after`, what an earlier sweep has not measured is added to its rows. Then
-`DIR/plan_sweep_h200.json` goes to `benchmarks/results/`, `benchmarks/plan_fit.py` proposes
-constants, and `benchmarks/plan_errors.py` compares:
+With `--after`, what an earlier sweep has not measured is added to its rows, in the place of its
+errors. Then `DIR/plan_sweep_h200.json` goes to `benchmarks/results/`, `benchmarks/plan_fit.py`
+proposes constants, and `benchmarks/plan_errors.py` compares:
 
     PYTHONPATH=. python benchmarks/plan_sweep.py --output DIR --only dlrm others memory kernels \\
         --after benchmarks/results/plan_sweep_h200.json
@@ -319,7 +319,8 @@ def main(arguments: list[str] | None = None) -> None:
     )
     options.output.mkdir(parents=True, exist_ok=True)
     before = json.loads(args.after.read_text(encoding="utf-8")) if args.after else {"rows": []}
-    earlier = [{"commit": before.get("commit")} | row for row in before["rows"]]
+    rows = [row for row in before["rows"] if "error" not in row]  # those are tried again
+    earlier = [{"commit": before.get("commit")} | row for row in rows]
     done = {(row["case"], row["kind"]) for row in earlier}
     done |= {(row["case"], "kernels") for row in earlier if "kernels_us" in row}
     sweep(args.only or list(plan_design.SECTIONS), options, frozenset(done))
