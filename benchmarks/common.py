@@ -30,7 +30,7 @@ class Options:
     """Of timed steps in a row."""
     output: Path
     commit: str | None = None
-    """What is measured, where there is no git to ask."""
+    """What is measured, where git does not know it."""
 
     def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         write_results(name, rows, self.device, folder=self.output, commit=self.commit)
@@ -40,7 +40,7 @@ def parser(page: str) -> argparse.ArgumentParser:
     """The flags of a benchmark of a GPU; `page` is what its first lines say."""
     made = argparse.ArgumentParser(description=page.splitlines()[0])
     made.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
-    made.add_argument("--commit", help="what is measured, where there is no git to ask")
+    made.add_argument("--commit", help="what is measured, where git does not know it")
     made.add_argument("--tiny", action="store_true", help="tiny sizes on the CPU: does it run?")
     return made
 
@@ -91,10 +91,11 @@ def write_results(
 
     Args:
         folder: where to write instead of `results`.
-        commit: what was measured, for a machine that has a copy of the files but not of git.
+        commit: what was measured, for a machine that has a copy of the files but not of git, or an
+            older one.
     """
     machine, software = environment(device)
-    software["commit"] = software["commit"] or commit
+    software["commit"] = commit or software["commit"]
     document = {
         "schema": SCHEMA,
         "commit": software["commit"],

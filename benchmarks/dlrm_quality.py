@@ -384,7 +384,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="another than the study's")
     parser.add_argument("--limit", type=float, default=540, help="give up early beyond seconds")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--commit", help="what is measured, where there is no git to ask")
+    parser.add_argument("--commit", help="what is measured, where git does not know it")
     parser.add_argument("--output", type=Path, default=common.RESULTS)
     args = parser.parse_args()
     study, device = STUDIES[args.size], torch.device(args.device)
@@ -435,7 +435,7 @@ def run(
 
 @dataclass(frozen=True)
 class Results:
-    """The file of rows; `commit` says what was measured where there is no git to ask."""
+    """The file of rows; `commit` says what was measured, where git does not know it."""
 
     folder: Path
     commit: str | None = None

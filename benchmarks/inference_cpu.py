@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--threads", type=int, nargs="+", default=[torch.get_num_threads()])
     parser.add_argument("--output", type=Path, help="a folder in the place of results/")
-    parser.add_argument("--commit", help="what is measured, where there is no git")
+    parser.add_argument("--commit", help="what is measured, where git does not know it")
     chosen = parser.parse_args()
     rows = []
     for threads, name in product(chosen.threads, NETWORKS):

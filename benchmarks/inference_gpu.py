@@ -325,7 +325,7 @@ def main(arguments: list[str] | None = None) -> None:
     device = torch.device("cpu" if chosen.tiny else "cuda")
     options = Options(device=device, tiny=chosen.tiny, requests=chosen.requests)
     file = "inference_tiny" if chosen.tiny else "inference_h200"
-    commit = environment(device)[1]["commit"] or chosen.commit
+    commit = chosen.commit or environment(device)[1]["commit"]
     earlier = common.read_rows(file, chosen.output) or common.read_rows(file)
     rows = {_key(row): {"commit": None} | row for row in earlier}
     for name in chosen.only:

@@ -112,7 +112,7 @@ def measure(name: str, options: argparse.Namespace, reference: list[float] | Non
         "below_limit": found.error < LIMIT,
         "tokens_per_s": result.tokens_per_device_s,
         "memory_gib": result.memory.peak_bytes / 2**30,
-        "commit": result.software["commit"] or options.commit,
+        "commit": options.commit or result.software["commit"],
         "curve": [round(loss, 5) for loss in curve],
     }
 

@@ -214,7 +214,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     scale = TINY if options.tiny else FULL
     name = "llama3_tiny" if options.tiny else options.name
-    commit = environment(scale.device)[1]["commit"] or options.commit
+    commit = options.commit or environment(scale.device)[1]["commit"]
     earlier = common.read_rows(name, options.output) or common.read_rows(name)
     rows = {row["name"]: {"commit": None} | row for row in earlier}
     for case in CASES:

@@ -3,9 +3,9 @@
     PYTHONPATH=. python benchmarks/plan_sweep.py --output DIR              on a CUDA machine
     PYTHONPATH=. python benchmarks/plan_sweep.py --output DIR --tiny       does it run?
 
-With `--after`, what an earlier sweep has not measured is added to its rows. Then
-`DIR/plan_sweep_h200.json` goes to `benchmarks/results/`, `benchmarks/plan_fit.py` proposes
-constants, and `benchmarks/plan_errors.py` compares:
+With `--after`, what an earlier sweep has not measured is added to its rows, in the place of its
+errors. Then `DIR/plan_sweep_h200.json` goes to `benchmarks/results/`, `benchmarks/plan_fit.py`
+proposes constants, and `benchmarks/plan_errors.py` compares:
 
     PYTHONPATH=. python benchmarks/plan_sweep.py --output DIR --only dlrm others memory kernels \\
         --after benchmarks/results/plan_sweep_h200.json
@@ -304,7 +304,7 @@ def _lines(file: Path) -> list[Any]:
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--commit", help="what is measured, where there is no git to ask")
+    parser.add_argument("--commit", help="what is measured, where git does not know it")
     parser.add_argument("--only", nargs="*", choices=plan_design.SECTIONS)
     parser.add_argument("--after", type=Path, help="results of an earlier sweep, to be added to")
     parser.add_argument("--seconds", type=float, default=0.5, help="of timed steps in a row")
@@ -319,7 +319,8 @@ def main(arguments: list[str] | None = None) -> None:
     )
     options.output.mkdir(parents=True, exist_ok=True)
     before = json.loads(args.after.read_text(encoding="utf-8")) if args.after else {"rows": []}
-    earlier = [{"commit": before.get("commit")} | row for row in before["rows"]]
+    rows = [row for row in before["rows"] if "error" not in row]  # those are tried again
+    earlier = [{"commit": before.get("commit")} | row for row in rows]
     done = {(row["case"], row["kind"]) for row in earlier}
     done |= {(row["case"], "kernels") for row in earlier if "kernels_us" in row}
     sweep(args.only or list(plan_design.SECTIONS), options, frozenset(done))

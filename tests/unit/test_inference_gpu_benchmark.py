@@ -62,3 +62,11 @@ def test_parts_that_are_not_measured_keep_their_rows(tmp_path: Path) -> None:
     both = measured(elsewhere, "bf16-tables")
     assert both[: len(first)] == first
     assert len(both) == len(first) + asked("bf16-tables")
+
+
+def test_the_commit_that_is_given_counts_more_than_that_of_the_files(tmp_path: Path) -> None:
+    """A machine with a GPU may have an older one, and what is measured as changes to it."""
+    rows = measured(tmp_path, "bf16-tables", "--commit", "ac1cb3c")
+    document = json.loads((tmp_path / "inference_tiny.json").read_text())
+    named = [document["commit"], document["software"]["commit"], *(row["commit"] for row in rows)]
+    assert set(named) == {"ac1cb3c"}

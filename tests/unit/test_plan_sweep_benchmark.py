@@ -92,7 +92,8 @@ def test_a_sweep_goes_on_after_an_earlier_one(
     first, second = plan_design.designed()[9], plan_design.designed()[20]
     monkeypatch.setitem(plan_design.SECTIONS, "dlrm", lambda: [first, second])
     earlier = tmp_path / "earlier.json"
-    earlier.write_text(json.dumps({"rows": [{"case": first.name, "kind": "train"}]}))
+    failed = {"case": second.name, "kind": "train", "error": "it ran out of time"}
+    earlier.write_text(json.dumps({"rows": [{"case": first.name, "kind": "train"}, failed]}))
     words = ["--tiny", "--output", str(tmp_path), "--only", "dlrm", "--after", str(earlier)]
     plan_sweep.main(words)
     assert [row["case"] for row in rows(tmp_path)] == [second.name]

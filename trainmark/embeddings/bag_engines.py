@@ -17,11 +17,11 @@ from trainmark.embeddings.fused import FusedEngine
 from trainmark.embeddings.tables.bags import BagLists
 from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
 from trainmark.embeddings.tables.formats import LARGEST_INT32, Formats
-from trainmark.embeddings.tables.row_update import Plan
+from trainmark.embeddings.tables.row_update import Plan, plan_sorted
 from trainmark.embeddings.tables.update import UpdateRule
 from trainmark.kernels.interaction import dot_interaction
 from trainmark.kernels.pool_rows import Bags, pool_rows
-from trainmark.kernels.sparse_update import SortedRows, sort_rows
+from trainmark.kernels.sparse_update import SortedRows
 from trainmark.kernels.table_formats import Tables
 from trainmark.training.transfer import used_here
 
@@ -163,20 +163,19 @@ class FusedBagEngine(FusedEngine):
 
     def _sorted(self, ids_N: Tensor, places_N: Tensor) -> list[SortedRows]:
         """Of each store."""
-        both = sort_rows(ids_N)
-        places = places_N[both.places_N]
+        both = plan_sorted(ids_N, places_N)
         if not self._offset:
-            return [SortedRows(both.rows_N, places, of_bags=True)]
+            return [both]
         in_first, everywhere = (
             sum(self._hotness[f] for f in features)
             for features in (self._features[0], range(len(self._hotness)))
         )
         border = len(ids_N) // everywhere * in_first
-        stores = (both.rows_N[:border], both.rows_N[border:] - self._offset)
-        return [
-            SortedRows(rows, own_places, of_bags=True)
-            for rows, own_places in zip(stores, (places[:border], places[border:]), strict=True)
-        ]
+        first = SortedRows(both.rows_N[:border], both.places_N[:border], of_bags=True)
+        second = SortedRows(
+            both.rows_N[border:] - self._offset, both.places_N[border:], of_bags=True
+        )
+        return [first, second]
 
     def _pooled(self, prepared: PreparedBags, dtype: torch.dtype) -> Tensor:
         """[B, F + 1, D], with room for a dense vector before each sample's rows."""
