@@ -172,6 +172,8 @@ def update_rows_triton(
         "SMALLEST_ROW": SMALLEST_ROW,
         "BY_CHANCE": key is not None,
         "QUICK": not triton.knobs.runtime.interpret,
+        "STAYS": "evict_last" if batch.of_bags else "",
+        "PASSES": "evict_first" if batch.of_bags else "",
         "D": D,
         "COLUMNS": next_power_of_2(D),
         "BLOCK": launch.block,
@@ -202,10 +204,13 @@ if triton is not None:
     from trainmark.kernels.table_formats import store_rows
 
     @triton.jit
-    def _load_state(state, row, wanted, column, RULE: tl.constexpr, D: tl.constexpr):
+    def _load_state(
+        state, row, wanted, column, RULE: tl.constexpr, D: tl.constexpr, PASSES: tl.constexpr
+    ):
         if RULE == "adagrad":
+            place = state + row * D + column[None, :]
             inside = wanted & (column < D)[None, :]
-            return tl.load(state + row * D + column[None, :], inside, 0.0).to(tl.float32)
+            return tl.load(place, inside, 0.0, eviction_policy=PASSES).to(tl.float32)
         elif RULE == "rowwise_adagrad":
             return tl.load(state + row, wanted, 0.0)
         else:
@@ -223,7 +228,7 @@ if triton is not None:
         codes, scales, state, stream, row, column, old, old_state, sums, lr, eps, kept,
         RULE: tl.constexpr, DECAYS: tl.constexpr, D: tl.constexpr,
         LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr, BY_CHANCE: tl.constexpr,
-        QUICK: tl.constexpr,
+        QUICK: tl.constexpr, PASSES: tl.constexpr,
     ):  # fmt: skip
         """Apply the rule to a row whose weights and state are `old` and `old_state`."""
         one = tl.zeros([1], tl.int64)
@@ -244,13 +249,14 @@ if triton is not None:
                 others = other_16_bits(bits)
                 kept_total = rounded_stochastically(total, others, state.dtype.element_ty)
             kept_total = kept_total.to(state.dtype.element_ty)
-            tl.store(state + row * D + column[None, :], kept_total, (column < D)[None, :])
+            place = state + row * D + column[None, :]
+            tl.store(place, kept_total, (column < D)[None, :], eviction_policy=PASSES)
             step = _quotient(sums * lr, tl.sqrt(total) + eps, QUICK)
         if DECAYS:  # known to the compiler: without it, not a bit is another
             old = old * kept
         store_rows(
             codes, scales, row + one, one == 0, column, old - step, bits,
-            D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE,
+            D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE, PASSES,
         )  # fmt: skip
 
     @triton.jit
@@ -272,12 +278,15 @@ if triton is not None:
         scalars, codes, scales, state, key, eps, weight_decay,
         RULE: tl.constexpr, DECAYS: tl.constexpr,
         LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr, BY_CHANCE: tl.constexpr,
-        QUICK: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr,
+        QUICK: tl.constexpr, STAYS: tl.constexpr, PASSES: tl.constexpr,
+        D: tl.constexpr, COLUMNS: tl.constexpr,
         BLOCK: tl.constexpr, BLOCKS: tl.constexpr, SUMS: tl.constexpr,
     ):  # fmt: skip
         """One piece of the sorted list or, with `SUMS`, of the sums that were set aside.
 
-        Entries that only note a row, and those behind the end, row -1, have no value.
+        Entries that only note a row, and those behind the end, row -1, have no value. A bag's
+        gradient is read again for each of its ids and shall stay in the cache, which rows that
+        come once would fill.
         """
         factor, is_open = tl.load(scalars + 1), tl.load(scalars + 2) != 0
         lr = tl.load(scalars) * (factor if RULE == "sgd" else 1.0)
@@ -337,14 +346,14 @@ if triton is not None:
                 last_row = row
                 # Behind the end of the list the first gradient is read, and not used.
                 has_sum = (noted[i] >= 0) if SUMS else True
-                entries += (
-                    tl.load(values + sources[i] * D + column[None, :], in_row & has_sum, 0.0),
-                )
+                place = values + sources[i] * D + column[None, :]
+                entries += (tl.load(place, in_row & has_sum, 0.0, eviction_policy=STAYS),)
                 row = row.to(tl.int64)
-                old += (tl.load(codes + row * D + column[None, :], in_row & wanted),)
+                place = codes + row * D + column[None, :]
+                old += (tl.load(place, in_row & wanted, eviction_policy=PASSES),)
                 if LARGEST_CODE > 0:
                     old_scales += (tl.load(scales + row, wanted, 0.0),)
-                old_state += (_load_state(state, row, wanted, column, RULE, D),)
+                old_state += (_load_state(state, row, wanted, column, RULE, D, PASSES),)
             for i in tl.static_range(BLOCK):
                 total = total * keeps[i] + entries[i].to(tl.float32)
                 row = _row_of(noted[i], SUMS).to(tl.int64)
@@ -355,7 +364,7 @@ if triton is not None:
                     _update_row(
                         codes, scales, state, stream, row, column, weights, old_state[i],
                         total if RULE == "sgd" else total * factor, lr, eps, kept,
-                        RULE, DECAYS, D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE, QUICK,
+                        RULE, DECAYS, D, LARGEST_CODE, SMALLEST_ROW, BY_CHANCE, QUICK, PASSES,
                     )  # fmt: skip
                 if sets_aside[i]:
                     slot = program * 2

@@ -170,9 +170,10 @@ if triton is not None:
     def store_rows(
         codes, scales, row, wanted, column, values, bits,
         D: tl.constexpr, LARGEST_CODE: tl.constexpr, SMALLEST_ROW: tl.constexpr,
-        BY_CHANCE: tl.constexpr,
+        BY_CHANCE: tl.constexpr, POLICY: tl.constexpr = "",
     ):  # fmt: skip
-        """Store whole fp32 rows, rounded. `LARGEST_CODE` 0: a type without scales."""
+        """Store whole fp32 rows, rounded. `LARGEST_CODE` 0: a type without scales. `POLICY`: what
+        the cache shall evict, as `tl.store` has it."""
         dtype: tl.constexpr = codes.dtype.element_ty
         inside = wanted[:, None] & (column < D)[None, :]
         if LARGEST_CODE > 0:
@@ -188,4 +189,5 @@ if triton is not None:
             values = rounded_stochastically(values, bits, dtype)
         elif dtype == tl.int8:
             values = tl.floor(values + 0.5)  # a half goes up; in torch, to the even number
-        tl.store(codes + row[:, None] * D + column[None, :], values.to(dtype), inside)
+        place = codes + row[:, None] * D + column[None, :]
+        tl.store(place, values.to(dtype), inside, eviction_policy=POLICY)

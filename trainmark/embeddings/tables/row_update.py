@@ -17,7 +17,6 @@ from trainmark.embeddings.tables.update import (
     UpdateRule,
     decay_rows,
 )
-from trainmark.kernels.copy_rows import read_rows_into
 from trainmark.kernels.sparse_update import Rule, SortedRows, sort_rows, update_rows
 from trainmark.kernels.table_formats import Rows
 
@@ -86,9 +85,7 @@ def plan_sorted(ids: Tensor, places: Tensor | None) -> SortedRows:
     in_order = sort_rows(ids[:, None])
     if places is None:
         return in_order
-    sorted_places = torch.empty_like(places)
-    read_rows_into(sorted_places, places, in_order.places_N)
-    return SortedRows(in_order.rows_N, sorted_places, of_bags=True)
+    return SortedRows(in_order.rows_N, places[in_order.places_N], of_bags=True)
 
 
 def has_kernel(rule: UpdateRule, ids: Tensor) -> bool:
