@@ -74,7 +74,7 @@ BEST_AUC = {
     (_TEST, _VALIDATION): 0.8167590580720389,
     (_VALIDATION, ROWS): 0.816707898176588,
 }
-"""The AUC that `LevelCounts` found for the rows of the test and of the validation split."""
+"""The AUC that `BinCounts` found for the rows of the test and of the validation split."""
 MAX_COUNTED = 1 << 20
 _LEAST_ROWS, _MOST_ROWS = 1 << 11, 1 << 15  # of a piece: what pays, and what fits into caches
 TABLES_FILE = "terabyte.npz"

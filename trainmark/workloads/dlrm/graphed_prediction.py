@@ -136,10 +136,8 @@ class TrainerGraphs:
     def __init__(self, trainer: Any, plain: Predict) -> None:
         model, tables = trainer.model, trainer.cfg.model.feature_rows
         model.bottom.fill_up_inputs(PAD_TO)
-        lanes, features = (
-            [Lane(trainer.mesh.device) for _ in range(LANES)],
-            list(range(len(tables))),
-        )
+        lanes = [Lane(trainer.mesh.device) for _ in range(LANES)]
+        features = list(range(len(tables)))
 
         def of_rows(numbers_SN: Tensor, ids_SF: Tensor) -> Tensor:
             groups = [IdGroup(features, ids_SF.t())]
