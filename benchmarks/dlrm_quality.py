@@ -33,6 +33,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -329,8 +330,8 @@ def test_rows(study: Study, stream: PlantedStream) -> Test:
 
 
 def scores_of(trainer: Any, test: Test) -> Tensor:
-    eval_batch = trainer.cfg.eval_batch
-    return torch.cat([trainer.predict(trainer.prepare(b, eval_batch)) for b in test.batches])
+    prepare = partial(trainer.prepare_to_predict, max_samples=trainer.cfg.eval_batch)
+    return torch.cat([trainer.predict(prepare(batch)) for batch in test.batches])
 
 
 def evaluate(study: Study, trainers: Trainers, test: Test, samples: int) -> list[dict[str, Any]]:
