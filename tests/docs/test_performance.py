@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md and of the README say what benchmarks/results do."""
+"""The tables of speed in docs and in the README say what benchmarks/results do."""
 
 import re
 from typing import Any
@@ -42,6 +42,24 @@ def test_whole_steps() -> None:
             row = only(ours, **case, indices=indices)
             assert_rounded(shown, row["samples_per_s"] / 1e6)
             assert_rounded(memory.removesuffix(" GiB"), row["memory_gib"])
+
+
+def test_steps_with_several_ids_per_feature() -> None:
+    rows = read_rows("dlrm_dcnv2_h200")
+    lines = table("system | tables | MLPs |", (ROOT / "docs/multi_hot.md").read_text())
+    assert len(lines) == len(rows)
+    for name, stored, mlps, ids, *figures, memory in lines:
+        row = only(
+            rows, system=name.partition(",")[0].lower(), tables_precision=stored,
+            mlp_precision=mlps, indices=ids.replace(" ", "_"),
+        )  # fmt: skip
+        split = row["split_ms"]
+        parts = [split[part] for part in ("mlp", "cross", "update", "forward", "sort")]
+        parts += [split["copy"] + split["other"]]
+        expected = [row["samples_per_s"] / 1e6, row["step_ms"], *parts]
+        for shown, value in zip(figures, expected, strict=True):
+            assert_rounded(shown, value)
+        assert_rounded(memory.removesuffix(" GiB"), row["memory_gib"])
 
 
 def test_other_systems() -> None:
