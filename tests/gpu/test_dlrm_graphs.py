@@ -11,6 +11,7 @@ from tests import small
 from trainmark import workloads
 from trainmark.distributed.mesh import single
 from trainmark.kernels import fp8_mlp
+from trainmark.kernels.fp8_cross import has_fp8
 from trainmark.run.loop import build_trainer
 from trainmark.training.transfer import wait_for
 from trainmark.workloads.dlrm.data import build_data
@@ -26,6 +27,7 @@ WIDE = dataclasses.replace(small.config().model, top_mlp=(32, 48, 16, 1))  # thr
 DROPPING = dataclasses.replace(WIDE, dropout=0.3, interaction_dropout=0.1)
 NARROW = dataclasses.replace(small.config().model, table_widths=(8, 2, 4))
 CROSSED = dataclasses.replace(WIDE, interaction="dcn")
+CROSSED_IN_FP8 = dataclasses.replace(CROSSED, cross_rank=16)  # a whole step, as is their width
 PROJECTED = dataclasses.replace(DROPPING, interaction="projection")
 BAGS = dataclasses.replace(WIDE, hotness=(3, 1, 2))
 MEANS = dataclasses.replace(BAGS, pooling="mean")
@@ -54,7 +56,7 @@ CASES: dict[str, dict[str, Any]] = {
     "a cross network in fp8": {
         "optimizer": Optimizer(name="sgd"),
         "precision": "fp8",
-        "model": CROSSED,
+        "model": CROSSED_IN_FP8,
     },
     "projections": {"optimizer": DECAYING, "model": PROJECTED},
     "bags": {"optimizer": DECAYING, "model": BAGS, "multi_hot": "uniform"},
@@ -104,6 +106,8 @@ def test_graphs_are_the_eager_step(case: str, monkeypatch: pytest.MonkeyPatch) -
     changes = CASES[case] | {"epochs": EPOCHS}
     graphed, found = train(small.config(**changes))
     eager, expected = train(small.config(**changes, eager=True))
+    cross = [layer.down.weight for layer in getattr(graphed.model.interaction, "cross", ())]
+    assert has_fp8(cross) == (case == "a cross network in fp8")
     assert eager._slots is None
     assert graphed._slots is not None
     assert all(slot._train._graph is not None for slot in graphed._slots._slots)
@@ -133,8 +137,11 @@ def assert_close(
 
 @pytest.mark.parametrize(
     "case",
-    ["SGD", "row-wise Adagrad", "int8 tables", "fp8", "three widths", "bags", "means of bags"],
-)
+    [
+        "SGD", "row-wise Adagrad", "int8 tables", "fp8", "three widths", "a cross network in fp8",
+        "bags", "means of bags",
+    ],
+)  # fmt: skip
 def test_checked_steps_are_the_steps(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In graphs of their own; computed twice, they give the same bits."""
     monkeypatch.setattr(fp8_mlp, "SMALL_LAYER", 100)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trainmark.kernels import cross_layers as cross
-from trainmark.kernels import cublaslt, fp8_cross
+from trainmark.kernels import cublaslt, fp8_cross, fp8_mlp
 from trainmark.kernels.fp8_codes import CODES, GRADIENTS, Codes
 from trainmark.kernels.fp8_mlp import encode_weights
 from trainmark.workloads.dlrm.interactions import CrossNetwork
@@ -112,7 +112,7 @@ class Beside:
 
 
 def test_a_network_trains_in_fp8_and_predicts_in_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fp8_cross, "SMALL_LAYER", WIDTH * RANK)
+    monkeypatch.setattr(fp8_mlp, "SMALL_LAYER", WIDTH * RANK)
     torch.manual_seed(2)
     network = CrossNetwork(WIDTH, 3, RANK)
     x, rows = torch.randn(40, 16).bfloat16(), torch.randn(40, WIDTH - 16)

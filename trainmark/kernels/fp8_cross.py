@@ -22,9 +22,9 @@ from trainmark.kernels.fp8_codes import CODES, GRADIENTS, WIDTH_STEP, Codes
 from trainmark.kernels.fp8_mlp import (
     GRADIENT_ROOM,
     INPUT_ROOM,
-    SMALL_LAYER,
     Fp8Weight,
     gemm,
+    is_large,
     random_factor,
     sampled,
     sampled_scale,
@@ -35,8 +35,7 @@ from trainmark.kernels.relu_mlp import weight_gradient
 def has_fp8(downs: Sequence[Tensor]) -> bool:
     """Whether it is worth it: layers of low rank, large, in whole steps."""
     return bool(downs) and all(
-        down.numel() >= SMALL_LAYER and not any(size % WIDTH_STEP for size in down.shape)
-        for down in downs
+        is_large(down) and not any(size % WIDTH_STEP for size in down.shape) for down in downs
     )
 
 

@@ -46,11 +46,15 @@ _MIN_SCALED = 1e-30  # zeros must not give an infinite scale
 _LAST_BITS = 2**12 - 1  # of fp32's 23: those that any other gradient changes
 
 
+def is_large(weight: Tensor) -> bool:
+    return weight.numel() >= SMALL_LAYER
+
+
 def fp8_layers(weights: Sequence[Tensor]) -> int:
     """How many of the first layers, a ReLU behind each, are worth it: large, in whole steps."""
     count = 0
     for w_NM in weights:
-        if w_NM.numel() < SMALL_LAYER or len(w_NM) % WIDTH_STEP:
+        if not is_large(w_NM) or len(w_NM) % WIDTH_STEP:
             break
         count += 1
     return count
