@@ -21,6 +21,7 @@ from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from trainmark.kernels import (
+    adagrad_update,
     click_loss,
     copy_rows,
     cross_layers,
@@ -175,6 +176,11 @@ def compile_fp8_layers() -> None:
     fp8_codes._mask_codes(gradient.to(fp8_codes.GRADIENTS), gradient.to(fp8_codes.CODES), scale)
 
 
+def compile_dense_update() -> None:
+    weight, scalar = torch.empty(5000), torch.empty(())
+    adagrad_update.update(weight, weight, weight, scalar, scalar, 1e-8)
+
+
 def compile_terabyte() -> None:
     with torch.device("cpu"):
         tables = terabyte.on_device(terabyte.terabyte.THRESHOLD_15, torch.device("cpu"))
@@ -218,6 +224,7 @@ def main() -> None:
         compile_mlps(dtype)
         compile_loss(dtype)
     compile_fp8_layers()
+    compile_dense_update()
     for dim in (1, 24, 128):
         compile_copies(dim)
     compile_terabyte()

@@ -82,8 +82,9 @@ class StandIn:
         b_layout: Any, beta: Any, c: int, c_layout: Any, d: int, d_layout: Any, *_: Any,
     ) -> int:  # fmt: skip
         wanted = self.settings[descriptor.value]
-        assert wanted[TRANSA] == 1
-        result = self.matrix(a, a_layout).t().double() @ self.matrix(b, b_layout).double()
+        left = self.matrix(a, a_layout).double()
+        left = left.t() if wanted[TRANSA] else left
+        result = left @ self.matrix(b, b_layout).double()
         for name in (A_SCALE, B_SCALE):
             if name in wanted:
                 result *= memory(wanted[name], 1, torch.float32)
@@ -119,10 +120,12 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 @pytest.mark.parametrize("scaled", [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("with_summand", [False, True])
+@pytest.mark.parametrize("in_columns", [False, True])
 @pytest.mark.parametrize("shape", [(1, 8, 8), (5, 16, 136), (33, 24, 128)])
 def test_products(
     stand_in: StandIn,
     shape: tuple[int, int, int],
+    in_columns: bool,
     with_summand: bool,
     with_bias: bool,
     scaled: tuple[bool, bool],
@@ -139,7 +142,7 @@ def test_products(
         assert cublaslt.run(
             Gemm(
                 left=x,
-                right=weight,
+                right=weight.t().contiguous().t() if in_columns else weight,
                 result=result,
                 summand=summand,
                 bias=bias,

@@ -20,6 +20,7 @@ from tests.embedding_kernels import (
     stored,
 )
 from trainmark.embeddings.tables.update import RowGradients, make_rule
+from trainmark.kernels.adagrad_update import FusedAdagrad
 from trainmark.kernels.sparse_update import (
     Launch,
     Rule,
@@ -206,3 +207,34 @@ def test_two_stores_are_updated_from_one_buffer() -> None:
         picked: Tensor = grads_BFD[:, chosen].flatten(0, 1)
         expected.index_add_(0, ids_BF[:, chosen].flatten().long(), -picked)
         torch.testing.assert_close(found.codes, expected, rtol=1e-5, atol=1e-5)
+
+
+# --- dense weights
+
+
+@interpreted
+def test_dense_adagrad_is_pytorchs_and_a_closed_gate_changes_nothing() -> None:
+    torch.manual_seed(0)
+    shapes = [(5000,), (3, 4099), (1,), (0, 7)]
+    ours = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+    optimizer = FusedAdagrad(ours, lr=0.0, eps=1e-3)
+    expected = torch.optim.Adagrad(theirs, lr=0.0, eps=1e-3)
+    for step in range(5):
+        rate = 0.1 / (1 + step)
+        optimizer.param_groups[0]["lr"] = torch.tensor(rate) if step % 2 else rate
+        expected.param_groups[0]["lr"] = rate
+        is_bad = step == 2
+        for own, other in zip(ours, theirs, strict=True):
+            gradient = torch.randn(own.shape)
+            own.grad = gradient.clone()
+            if is_bad and own.numel():
+                own.grad.flatten()[0] = torch.nan
+            other.grad = None if is_bad else gradient
+        optimizer.found_inf = torch.tensor(float(is_bad))
+        optimizer.step()
+        expected.step()
+    for own, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-6)
+        sums = optimizer.state[own]["sum"], expected.state[other]["sum"]
+        torch.testing.assert_close(*sums, rtol=1e-6, atol=1e-6)

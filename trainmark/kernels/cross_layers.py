@@ -99,8 +99,8 @@ def _product_and_sum(left_BR: Tensor, right_RN: Tensor, summand_BN: Tensor) -> T
     # Of 32 bits, torch knows whether TF32 will do; and a rank may have no samples, which only torch
     # takes for factors.
     if summand_BN.element_size() == 2 and len(left_BR):
-        result_BN, right_NR = torch.empty_like(summand_BN), right_RN.t().contiguous()
-        gemm = Gemm(left=left_BR, right=right_NR, result=result_BN, summand=summand_BN)
+        result_BN = torch.empty_like(summand_BN)
+        gemm = Gemm(left=left_BR, right=right_RN.t(), result=result_BN, summand=summand_BN)
         if cublaslt.run(gemm):
             return result_BN
     return torch.addmm(summand_BN, left_BR, right_RN)

@@ -91,7 +91,8 @@ class _Found(ctypes.Structure):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Gemm:
     """result[R, C] = left[R, K] @ right[C, K]^T + summand[R, C]; with a bias [C], then
-    relu(result + bias), or without `relu` result + bias. A summand has the result's type."""
+    relu(result + bias), or without `relu` result + bias. A summand has the result's type. All lie
+    row by row; of 16 bits, the right factor may be a matrix that lies so, transposed."""
 
     left: Tensor
     right: Tensor
@@ -118,6 +119,7 @@ class Gemm:
             self.summand is None,
             None if self.bias is None else (self.bias.dtype, self.relu),
             tuple(scale is None for scale in self.scales),
+            self.right.is_contiguous(),
             *((tensor.shape, tensor.dtype, _alignment(tensor)) for tensor in tensors),
         )
 
@@ -142,14 +144,16 @@ class Plan:
     def __init__(self, gemm: Gemm) -> None:
         self._descriptor = c_void_p()
         _call("MatmulDescCreate", byref(self._descriptor), _COMPUTE_32F, _TYPES[torch.float32])
-        self._set(_Setting.TRANSPOSE_A, c_int32(1))
+        in_rows = gemm.right.is_contiguous()
+        self._set(_Setting.TRANSPOSE_A, c_int32(in_rows))
         with_bias = _RELU_BIAS if gemm.relu else _BIAS
         self._set(_Setting.EPILOGUE, c_uint32(_NO_EPILOGUE if gemm.bias is None else with_bias))
         if gemm.bias is not None:
             self._set(_Setting.BIAS_TYPE, c_int32(_TYPES[gemm.bias.dtype]))
         if gemm.fast:
             self._set(_Setting.FAST_ACCUMULATION, c_int8(1))
-        self._a, self._b = _layout(gemm.right), _layout(gemm.left)
+        self._a = _layout(gemm.right if in_rows else gemm.right.t())
+        self._b = _layout(gemm.left)
         self._d = _layout(gemm.result)
         # The summand, even if there is none, has the result's layout, but never a type of fp8.
         is_fp8 = gemm.result.dtype in _FP8

@@ -12,6 +12,7 @@ from torch.linalg import vector_norm
 from torch.optim import SGD, Adagrad, Adam, Optimizer
 
 from trainmark.config import Run
+from trainmark.kernels import adagrad_update
 
 
 def make_optimizer(
@@ -26,6 +27,8 @@ def make_optimizer(
         optimizer = Adam(parameters, lr=0.0, betas=(beta1, beta2), eps=eps, fused=fused)
         create_moments(optimizer)
         return optimizer
+    if parameters and all(map(adagrad_update.has_kernel, parameters)):
+        return adagrad_update.FusedAdagrad(parameters, lr=0.0, eps=eps)
     return Adagrad(parameters, lr=0.0, eps=eps, foreach=True)
 
 
@@ -51,7 +54,7 @@ def gated_step(optimizer: Optimizer, lr: float, gate: Tensor) -> None:
         optimizer.found_inf = 1 - gate  # type: ignore[attr-defined]  # as torch.amp.GradScaler does
         optimizer.step()
     else:
-        # Adagrad: a step with zero gradients changes nothing.
+        # Adagrad without a kernel: a step with zero gradients changes nothing.
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         is_closed = gate == 0
         for gradient in (p.grad for p in parameters if p.grad is not None):
