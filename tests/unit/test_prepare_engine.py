@@ -345,6 +345,26 @@ def test_counts_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (counts.values.tolist(), counts.counts.tolist(), counts.distinct) == ([3], [7000], 2)
 
 
+@pytest.mark.parametrize("huge_bytes", [0, 1 << 30])
+@pytest.mark.parametrize("fast", [True, False])
+def test_tables_of_ids_are_read_as_they_were_written(
+    huge_bytes: int, fast: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(primitives, "HUGE_BYTES", huge_bytes)
+    monkeypatch.setattr(primitives, "FAST", fast)
+    for count in (0, 1, 5000):
+        values = np.arange(1, 3 * count, 3, dtype=np.uint32)
+        known = primitives.IdLookup(values, np.arange(7, 7 + count, dtype=np.int32))
+        known.write(tmp_path / "table")
+        read = primitives.IdLookup.read(tmp_path / "table", np.uint32)
+        ids = np.empty(3 * count + 2, np.int32)
+        read(np.arange(3 * count + 2, dtype=np.uint32), ids, -5)
+        expected = np.full(3 * count + 2, primitives.UNKNOWN, np.int32)
+        expected[values] = np.arange(7, 7 + count)
+        expected[0] = -5
+        assert ids.tolist() == expected.tolist()
+
+
 def test_summary(log: Path, tmp_path: Path) -> None:
     output = prepare(log / "day_*", tmp_path / "out", frequency_threshold="3")
     facts = json.loads((output / "prepare.json").read_text())

@@ -89,7 +89,7 @@ class HashCounter(Counter):
         self._allocate(1 << 10)
 
     def _allocate(self, slots: int) -> None:
-        self._table = np.zeros((slots, 2), self.dtype)
+        self._table = primitives.empty_table(slots, self.dtype)
         self._firsts = np.zeros(slots if self.keyed else 0, np.int64)
         self._room = min(self.limit, slots * 2 // 3)
 

@@ -6,7 +6,9 @@ Both give the same bytes.
 import atexit
 import gc
 import importlib.util
+import mmap
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ Array = NDArray[Any]
 NO_KEYS: NDArray[np.int64] = np.empty(0, np.int64)
 UNKNOWN = -1
 """No id."""
+HUGE_BYTES = 4 << 20
+"""Of a table that is worth huge pages."""
 
 
 def _kernels() -> Any:
@@ -185,13 +189,13 @@ class IdLookup:
 
     def __init__(self, values: Array, ids: NDArray[np.int32]) -> None:
         if FAST:
-            self.table = np.zeros((slots_for(len(values)), 2), values.dtype)
+            self.table = empty_table(slots_for(len(values)), values.dtype)
             _kernels().insert(self.table, values, ids.view(np.uint32))
         else:
             self.values, self.ids = values, ids
 
     def write(self, path: Path) -> None:
-        """Into a file that several processes may map."""
+        """Into a file that several processes may read."""
         arrays = [self.table] if FAST else [self.values, self.ids.astype(self.values.dtype)]
         with path.open("wb") as file:
             for array in arrays:
@@ -199,16 +203,14 @@ class IdLookup:
 
     @classmethod
     def read(cls, path: Path, dtype: Any) -> "IdLookup":
-        """What was written, mapped into memory."""
+        """What was written."""
         lookup = cls.__new__(cls)
-        # Writable, though nobody writes: compiled loops tell constant arrays from others.
-        words = (
-            np.asarray(np.memmap(path, dtype, "c")) if path.stat().st_size else np.empty(0, dtype)
-        )
-        if FAST:
-            lookup.table = words.reshape(-1, 2)
+        if FAST:  # not mapped: a file's pages are small
+            lookup.table = empty_table(path.stat().st_size // (2 * np.dtype(dtype).itemsize), dtype)
+            with path.open("rb") as file:
+                file.readinto(lookup.table.reshape(-1).view(np.uint8).data)
         else:
-            lookup.values, ids = words.reshape(2, -1)
+            lookup.values, ids = np.fromfile(path, dtype).reshape(2, -1)
             lookup.ids = ids.astype(np.int32)
         return lookup
 
@@ -224,6 +226,18 @@ class IdLookup:
             where = np.searchsorted(self.values, values).clip(max=len(self.values) - 1)
             known = self.values[where] == values
             ids[known] = self.ids[where[known]]
+
+
+def empty_table(slots: int, dtype: Any) -> Array:
+    """Zeros [slots, 2]; a large table in huge pages, where the system has them: of each slot that
+    is looked up in small ones, the processor would have to find the page, too."""
+    size = slots * 2 * np.dtype(dtype).itemsize
+    if size < HUGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.zeros((slots, 2), dtype)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # where the system has none
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype).reshape(slots, 2)
 
 
 def slots_for(entries: int) -> int:
