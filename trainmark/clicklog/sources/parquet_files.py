@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
-from trainmark.clicklog.sources import remote
+from trainmark.clicklog.sources import lists, remote
 from trainmark.errors import InputError
 
 BUFFER_BYTES = 1 << 16
@@ -35,7 +35,7 @@ def columns_of(schema: pa.Schema) -> pa.Schema:
 
 
 def _without_views(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_list(kind) and pa.types.is_string_view(kind.value_type):
+    if lists.is_list(kind) and pa.types.is_string_view(kind.value_type):
         return pa.list_(pa.string())
     return pa.string() if pa.types.is_string_view(kind) else kind
 
