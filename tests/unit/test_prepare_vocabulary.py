@@ -19,6 +19,8 @@ from tests.unit.test_prepare_npy import read
 from trainmark.clickdata import identity
 from trainmark.clicklog import csv_data, parquet_data
 from trainmark.clicklog.engine.vocabulary import Vocabulary
+from trainmark.clicklog.sources import column_spec
+from trainmark.clicklog.sources.column_match import AskedColumns, OldColumns
 from trainmark.errors import InputError
 
 COLUMNS = "label=clicked numerical=age:log categorical=user:int64,city"
@@ -183,6 +185,15 @@ def test_what_contradicts_is_refused(
     with pytest.raises(InputError, match=message):
         prepare(log, tmp_path / "new", vocabulary=old, **options)
     assert not (tmp_path / "new").exists()
+
+
+def test_only_a_column_that_is_new_may_be_an_old_one_by_another_name() -> None:
+    label, price = column_spec.parse("label=clicked numerical=price", ["clicked", "price"], "log")
+    asked = AskedColumns(old=OldColumns("old", label, (price,)))
+    with pytest.raises(InputError, match=r"has as label \(did it become 'click'\?\)\.$"):
+        asked.uses(["price", "click"], "new")
+    with pytest.raises(InputError, match=r"has as label\.$"):
+        asked.uses(["price"], "new")
 
 
 def test_vocabularies_of_other_formats_are_refused(old: Path, tmp_path: Path) -> None:
