@@ -14,7 +14,8 @@ SETTING = "ONEDNN_MAX_CPU_ISA"
 
 @pytest.fixture
 def processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv(SETTING, raising=False)
+    monkeypatch.setenv(SETTING, "")  # so that it is undone, whatever there was
+    monkeypatch.delenv(SETTING)
     monkeypatch.setattr(amx.platform, "machine", lambda: "x86_64")
     path = tmp_path / "cpuinfo"
     path.write_text("processor\t: 0\nflags\t\t: fpu amx_bf16 amx_tile\n\nprocessor\t: 1\n")

@@ -139,7 +139,8 @@ def test_the_errors_of_many_results(
     steps = [0.040, 0.055, 0.049, 0.0]  # of 0.050; the last has none
     for i, step_s in enumerate(steps):
         known = make_predicted(step_s=step_s or None, reason=None if step_s else "the moon is full")
-        write_run(tmp_path / str(i), make_result(predicted=known, memory=on_gpu(1000 + 10 * i)))
+        folder = tmp_path / f"[bold]{i}"
+        write_run(folder, make_result(predicted=known, memory=on_gpu(1000 + 10 * i)))
     llama = make_predicted(step_s=0.0505)
     write_run(tmp_path / "llama", make_result(predicted=llama, workload="llama3"))
     write_run(tmp_path / "old", make_result())
@@ -153,9 +154,9 @@ def test_the_errors_of_many_results(
     assert rows[2].startswith(
         f"dlrm time per step 3 {100 * signed:+.1f} % {100 * unsigned:.1f} % -20.0 % /"
     )
-    assert rows[2].endswith("0")  # the folder
+    assert rows[2].endswith("/[bold]0")  # the folder
     assert rows[3].startswith(f"dlrm memory 4 -1.5 % 1.5 % {100 * (1000 / 1030 - 1):+.1f} % /")
-    assert rows[3].endswith("3")
+    assert rows[3].endswith("/[bold]3")
     assert rows[4].startswith("llama3 time per step 1 +1.0 % 1.0 % +1.0 %")
     assert rows[5] == "llama3 memory 0 — — —"
     assert rows[6].startswith("all time per step 4 ")

@@ -418,10 +418,15 @@ def test_sentences_have_the_class_and_probabilities_of_the_evaluation(
     assert found["label"].to_pylist() == list(labels)
     (tmp_path / "plain.txt").write_text("\n".join(texts) + "\n")
     check(predict(sentences_run, tmp_path / "s.csv", inputs=str(tmp_path / "plain.txt")))
-    pq.write_table(pa.table({"review": list(texts)}), tmp_path / "t.parquet")
-    flags = ("--column", "review")
+    raw = pa.array([label.encode() for label in labels], pa.binary_view())
+    views = {"review": pa.array(texts, pa.string_view()), "label": raw}
+    pq.write_table(pa.table(views), tmp_path / "t.parquet")
+    flags = ("--column", "review", "--keep", "label", "review")
     model_folder = sentences_run / "model"  # in Hugging Face's layout, without the run
-    check(predict(model_folder, tmp_path / "s.parquet", *flags, inputs=str(tmp_path / "t.parquet")))
+    found = predict(model_folder, tmp_path / "s.csv", *flags, inputs=str(tmp_path / "t.parquet"))
+    check(found)
+    assert found["review"].to_pylist() == list(texts)
+    assert list(map(str, found["label"].to_pylist())) == list(labels)
     check(predict(sentences_run, tmp_path / "s.parquet", inputs=str(sentences_run.parent / "data")))
 
 

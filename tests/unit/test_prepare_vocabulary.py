@@ -19,6 +19,8 @@ from tests.unit.test_prepare_npy import read
 from trainmark.clickdata import identity
 from trainmark.clicklog import csv_data, parquet_data
 from trainmark.clicklog.engine.vocabulary import Vocabulary
+from trainmark.clicklog.sources import column_spec
+from trainmark.clicklog.sources.column_match import AskedColumns, OldColumns
 from trainmark.errors import InputError
 
 COLUMNS = "label=clicked numerical=age:log categorical=user:int64,city"
@@ -96,6 +98,8 @@ def test_every_type_of_parquet_is_read_again_by_its_own_vocabulary(tmp_path: Pat
             "seen": pa.array([datetime(2026, 3, 1 + i % 5) for i in range(28)]),
             "view": pa.array(texts, pa.string_view()),
             "views": pa.array([[text] for text in texts], pa.list_(pa.string_view())),
+            "large": pa.array([[text] for text in texts], pa.large_list(pa.string_view())),
+            "fixed": pa.array([[text] for text in texts], pa.list_(pa.string_view(), 1)),
             "number": pa.array([str(i) for i in range(28)], pa.string_view()),
         }
     )
@@ -106,12 +110,14 @@ def test_every_type_of_parquet_is_read_again_by_its_own_vocabulary(tmp_path: Pat
         parquet_data.prepare(parquet_data.Options(input=log, output=output, **settings))
         return all_rows(output)
 
-    columns = "label=clicked categorical=born,price,raw,seen,view,views numerical=number"
+    lists = "views,large,fixed"
+    columns = f"label=clicked categorical=born,price,raw,seen,view,{lists} numerical=number"
     old = rows_of(table, tmp_path / "a", columns=columns)
     assert rows_of(table, tmp_path / "b", vocabulary=tmp_path / "a") == old
     # Views are read as the texts that they are: as labels, too.
     is_click, views = table["view"].cast("string"), table["views"].cast(pa.list_(pa.string()))
-    others = {"view": is_click, "views": views, "number": table["number"].cast("string")}
+    others = {"view": is_click, "number": table["number"].cast("string")}
+    others |= dict.fromkeys(lists.split(","), views)
     plain = pa.table(dict(zip(table.column_names, table.columns, strict=True)) | others)
     assert rows_of(plain, tmp_path / "c", columns=columns) == old
     of_view = columns.replace("clicked", "view").replace("view,views", "views")
@@ -179,6 +185,15 @@ def test_what_contradicts_is_refused(
     with pytest.raises(InputError, match=message):
         prepare(log, tmp_path / "new", vocabulary=old, **options)
     assert not (tmp_path / "new").exists()
+
+
+def test_only_a_column_that_is_new_may_be_an_old_one_by_another_name() -> None:
+    label, price = column_spec.parse("label=clicked numerical=price", ["clicked", "price"], "log")
+    asked = AskedColumns(old=OldColumns("old", label, (price,)))
+    with pytest.raises(InputError, match=r"has as label \(did it become 'click'\?\)\.$"):
+        asked.uses(["price", "click"], "new")
+    with pytest.raises(InputError, match=r"has as label\.$"):
+        asked.uses(["price"], "new")
 
 
 def test_vocabularies_of_other_formats_are_refused(old: Path, tmp_path: Path) -> None:

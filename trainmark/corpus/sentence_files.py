@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.parquet as pq
 
+from trainmark.clicklog.sources.parquet_files import batches, open_parquet
 from trainmark.errors import InputError, unknown
 
 COLUMN = "sentence"
@@ -68,9 +68,9 @@ def _tables(path: Path, column: str, keep: Sequence[str]) -> Iterator[pa.Table]:
 
 
 def _of_parquet(path: Path, column: str, keep: Sequence[str]) -> Iterator[pa.Table]:
-    with pq.ParquetFile(path) as file:
+    with open_parquet(path) as file:
         _check(path, file.schema_arrow.names, column, keep)
-        for batch in file.iter_batches(PART_ROWS, columns=[column, *keep]):
+        for batch in batches(file, path, PART_ROWS, columns=[column, *keep]):
             yield pa.Table.from_batches([batch])
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from trainmark.config import flatten
+from trainmark.config import OBSERVATION, flatten
 from trainmark.report.charts import Bar, nice_step
 from trainmark.report.fields import different_fields
 from trainmark.report.formats import Titled
@@ -20,7 +20,7 @@ BINS = 8
 
 def histograms(results: Sequence[Result]) -> list[Titled]:
     """One for each case and configuration of a run that has at least two results, which differ in
-    nothing but their seed. Those of one run have the same borders."""
+    nothing that a result depends on but their seed. Those of one run have the same borders."""
     groups: dict[tuple[str, str], dict[Any, list[Result]]] = defaultdict(lambda: defaultdict(list))
     for result in results:
         quality = result.quality
@@ -37,8 +37,10 @@ def histograms(results: Sequence[Result]) -> list[Titled]:
 
 
 def but_for(result: Result, *fields: str) -> tuple[tuple[str, str], ...]:
-    """A configuration without some of its fields: equal where all others are."""
-    return tuple((k, str(value)) for k, value in flatten(result.config) if k not in fields)
+    """A configuration without some of its fields, and without those that only say how a run is
+    watched and kept: equal where all others are."""
+    left_out = OBSERVATION.union(fields)
+    return tuple((k, str(value)) for k, value in flatten(result.config) if k not in left_out)
 
 
 def qualities(results: Sequence[Result]) -> list[float]:

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.markup import escape
 from rich.table import Table
 
 from trainmark.errors import InputError
@@ -67,7 +66,7 @@ def _cells(group: Sequence[tuple[Path, Result]], comparison: forecasts.Compariso
         forecasts.signed(statistics.median(off for off, _ in errors)),
         f"{100 * statistics.median(abs(off) for off, _ in errors):.1f} %",
         forecasts.signed(worst),
-        escape(str(folder)),
+        str(folder),
     ]
 
 

@@ -156,8 +156,6 @@ def fit(store: Store, train: TrainRows, rows: RowSet, number: int, memory: int) 
 def of_source(store: Store) -> dict[str, dict[str, Any]]:
     """For prepare.json, of columns that the source transforms itself: what its blocks counted."""
     columns = store.schema.transformed
-    if not all(len(record.numbers) == len(columns) for record in store.records):
-        return {}  # blocks of an earlier version
     parts = zip(*(record.numbers for record in store.records), strict=True)
     return {
         column.name: transformed_facts(column, added(part))

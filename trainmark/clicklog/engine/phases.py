@@ -187,12 +187,11 @@ class EmbeddedEngine:
         inputs = job.source.inputs()
         files.write_json(
             dataset / VOCABULARY / "vocabulary.json",
-            # A column that an earlier version encoded, before it was killed, has no digest.
             summary.vocabulary_facts(
                 rules,
                 names,
                 inputs and fitted.recorded(inputs),
-                [fact.get("digest") for fact in facts],
+                [fact["digest"] for fact in facts],
                 self._extends(names, facts),
             ),
         )

@@ -18,7 +18,7 @@ record (a line in blocks.jsonl) says where things are, and what the file's check
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +70,8 @@ class BlockRecord:
     columns: list[StoredColumn]
     strings: dict[str, list[Any]]
     """Checksums of the block's other files, by name: dictionaries of string columns, and `kept`."""
-    numbers: list[NumberFacts] = field(default_factory=list)
-    """Of each numerical column; none of Criteo's in blocks of an earlier version."""
+    numbers: list[NumberFacts]
+    """Of each numerical column."""
     other_labels: tuple[str, ...] = ()
     """As `ParsedRows` has them."""
 
@@ -84,7 +84,7 @@ class BlockRecord:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "BlockRecord":
         columns = [StoredColumn(*column) for column in data["columns"]]
-        numbers = [NumberFacts(*column) for column in data.get("numbers", [])]
+        numbers = [NumberFacts(*column) for column in data["numbers"]]
         stop = Position(**data["stop"])
         return cls(**data | {"stop": stop, "columns": columns, "numbers": numbers})
 

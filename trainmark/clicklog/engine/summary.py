@@ -82,7 +82,7 @@ def vocabulary_facts(
     rules: Sequence[Rules],
     names: Sequence[str],
     inputs: Mapping[str, Any] | None,
-    digests: Sequence[str | None],
+    digests: Sequence[str],
     extends: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> dict[str, Any]:
     """What one must know besides the files to encode new data in the same way.

@@ -75,9 +75,10 @@ def _uses(
 def _absent(
     wanted: Sequence[ColumnUse], columns: Sequence[str], source: str, dataset: str
 ) -> Iterator[str]:
+    others = set(columns) - {use.column for use in wanted}
     for use in wanted:
         if use.column not in columns:
-            near = get_close_matches(use.column, columns, n=1, cutoff=0.5)
+            near = get_close_matches(use.column, others, n=1, cutoff=0.5)
             hint = f" (did it become {near[0]!r}?)" if near else ""
             yield f"{source} has no column {use.column!r}, which {dataset} has as {use.role}{hint}."
 

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
-from trainmark.clicklog.sources import remote
+from trainmark.clicklog.sources import lists, remote
 from trainmark.errors import InputError
 
 BUFFER_BYTES = 1 << 16
@@ -30,14 +30,15 @@ def open_parquet(path: Path, encoded: Sequence[str] = (), little_by_little: bool
 
 
 def columns_of(schema: pa.Schema) -> pa.Schema:
-    """Its columns; views of texts, which few operations take, are texts."""
+    """Its columns; views of texts or bytes, which few operations take, are texts or bytes."""
     return pa.schema([field.with_type(_without_views(field.type)) for field in schema])
 
 
 def _without_views(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_list(kind) and pa.types.is_string_view(kind.value_type):
-        return pa.list_(pa.string())
-    return pa.string() if pa.types.is_string_view(kind) else kind
+    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    if lists.is_list(kind) and kind.value_type in plain:
+        return pa.list_(plain[kind.value_type])
+    return plain.get(kind, kind)
 
 
 def batches(file: Any, path: Path, rows: int, **chosen: Any) -> Iterator[Any]:

@@ -187,7 +187,6 @@ class SparkEngine:
             grouped = self._grouped(found, len(rules) << bits, "column", "range")
             return self._mapped(grouped, Merge([r.threshold for r in rules], self._keyed))
 
-        # Not `counts`: unfinished work of an earlier version has other columns under that name.
         return self._saved("value_counts", plan)
 
     @cached_property

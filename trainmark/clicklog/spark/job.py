@@ -193,7 +193,7 @@ class _Run:
         with tempfile.TemporaryDirectory() as temporary:
             here = Path(temporary)
             (here / VOCABULARY).mkdir()
-            digests: list[str | None] = []
+            digests = []
             for number in range(len(NAMES)):
                 path = here / VOCABULARY / f"cat_{number}.parquet"
                 shutil.copyfile(engine.path_of(number), path)
