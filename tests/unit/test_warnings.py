@@ -38,6 +38,9 @@ def test_fewer_than_200_steps() -> None:
     assert steps_warned(200, quality=quality) == []
     assert steps_warned(210, skipped=20, quality=quality) != []  # 190 that did something
     assert steps_warned(1) == []  # it reached its target
+    finished = make_result(steps=Steps(all=20, warmup=0, skipped=0), quality=quality)
+    nowhere = Path("/nonexistent")
+    assert warnings(config(), finished, nowhere, from_another=True) == []  # it was trained before
 
 
 def test_few_steps_that_nobody_chose_are_enough(tmp_path: Path) -> None:
