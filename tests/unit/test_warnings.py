@@ -137,6 +137,15 @@ def test_an_auc_of_many_rows(data: Path) -> None:
     assert "worse than guessing" in below
 
 
+def test_an_auc_that_a_column_gives_away(data: Path) -> None:
+    cfg = config(data=str(data))
+    (warning,) = warned(cfg, 0.9995)
+    assert "0.9995" in warning
+    assert "tells the label" in warning
+    assert "--importance" in warning
+    assert warned(cfg, 0.9985) == []  # as well as diamonds' prices are known
+
+
 @pytest.mark.parametrize(("clicks", "which"), [(0, "no row"), (1, "every row")])
 def test_an_auc_of_one_label(clicks: int, which: str, data: Path) -> None:
     np.full(40_000, clicks, np.bool_).tofile(data / "test/label.bin")

@@ -1,4 +1,4 @@
-"""Why a trained model should not be trusted: an AUC near guessing, ids that say nothing."""
+"""Why a trained model should not be trusted: an AUC of guessing, or of 1; ids that say nothing."""
 
 import math
 from collections.abc import Mapping
@@ -18,13 +18,15 @@ from trainmark.workloads.dlrm.rows import planted_clicks, synthetic_range
 from trainmark.workloads.dlrm.runs import TERABYTE, DlrmRun, is_generated
 
 NEAR_GUESSING = 0.01  # above 0.5, however many rows show it
+TOO_GOOD = 0.999  # real clicks are never as certain
 ERRORS = 2  # standard errors: what guessing exceeds once in forty times
 READ_ROWS = 1 << 24
 
 
 def warnings(cfg: DlrmRun, metrics: Mapping[str, Metrics]) -> list[str]:
     """Sentences on a run with these last metrics of each split."""
-    return _near_guessing(cfg, metrics.get(cfg.quality_split, {})) + _rare_ids(cfg)
+    judged = metrics.get(cfg.quality_split, {})
+    return _near_guessing(cfg, judged) + _too_good(cfg, judged) + _rare_ids(cfg)
 
 
 # --- AUC
@@ -51,6 +53,17 @@ def _near_guessing(cfg: DlrmRun, metrics: Metrics) -> list[str]:
         told += f", and guessing reaches up to {0.5 + ERRORS * error:.4f} there{rows}"
         return [f"{told}. Hold more rows out to tell, take more or smaller steps, or lower --lr."]
     return [f"{told}: near guessing{rows}. Take more or smaller steps, or lower --lr."]
+
+
+def _too_good(cfg: DlrmRun, metrics: Metrics) -> list[str]:
+    auc = metrics.get("auc")
+    if auc is None or auc < TOO_GOOD or is_generated(cfg.data):
+        return []
+    return [
+        f"The AUC on {cfg.quality_split} is {auc:.4f}, which a column that tells the label gives: "
+        "one that is filled in after the click. 'trainmark evaluate RUN --importance' names it; "
+        "leave it out of --columns."
+    ]
 
 
 def _one_label(cfg: DlrmRun, clicks: int, others: int) -> list[str]:
