@@ -1,18 +1,15 @@
 """Why a trained model should not be trusted: an AUC of guessing, or of 1; ids that say nothing."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from trainmark.clickdata import feature_spec
-from trainmark.clicklog.engine.summary import MANIFEST, rare_warning
+from trainmark.clicklog.engine.summary import MANIFEST, rare_shares, rare_warning
 from trainmark.config import SYNTHETIC, filled
 from trainmark.contract import Metrics
 from trainmark.errors import InputError
-from trainmark.files import read_json
 from trainmark.metrics import guessing_error
 from trainmark.workloads.dlrm.rows import planted_clicks, synthetic_range
 from trainmark.workloads.dlrm.runs import TERABYTE, DlrmRun, is_generated
@@ -107,24 +104,5 @@ def _counted_in(folder: Path, split: str) -> list[tuple[int, int]]:
 def _rare_ids(cfg: DlrmRun) -> list[str]:
     if is_generated(cfg.data):
         return []
-    shares = _rare_shares(Path(filled(cfg.data)) / MANIFEST)
-    sentence = rare_warning(shares)
+    sentence = rare_warning(rare_shares(Path(filled(cfg.data)) / MANIFEST))
     return [sentence] if sentence else []
-
-
-def _rare_shares(manifest: Path) -> dict[str, float]:
-    """The share of rare values in each column, where preparation recorded it."""
-    try:
-        features: Any = read_json(manifest).get("features") if manifest.is_file() else None
-    except (InputError, OSError):  # written by something else
-        return {}
-    shares = {
-        name: feature.get("rare_share")
-        for name, feature in (features.items() if isinstance(features, dict) else ())
-        if isinstance(feature, dict)
-    }
-    return {
-        name: share
-        for name, share in shares.items()
-        if isinstance(share, float) and math.isfinite(share)
-    }
