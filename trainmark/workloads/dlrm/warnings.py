@@ -57,9 +57,9 @@ def _too_good(cfg: DlrmRun, metrics: Metrics) -> list[str]:
     if auc is None or auc < TOO_GOOD or is_generated(cfg.data):
         return []
     return [
-        f"The AUC on {cfg.quality_split} is {auc:.4f}, which a column that tells the label gives: "
-        "one that is filled in after the click. 'trainmark evaluate RUN --importance' names it; "
-        "leave it out of --columns."
+        f"The AUC on {cfg.quality_split} is {auc:.4f}, better than clicks can be foretold: a "
+        "column may tell the label, such as one that is filled in after the click. 'trainmark "
+        "evaluate RUN --importance' shows which; leave it out of --columns."
     ]
 
 
