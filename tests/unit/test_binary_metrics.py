@@ -52,6 +52,16 @@ def test_the_error_of_an_auc_is_delongs(rows: int) -> None:
     np.testing.assert_allclose(by_other.numpy(), won.mean(0), rtol=1e-12)
 
 
+def test_an_auc_without_fault_has_no_interval() -> None:
+    """Not one of no width: seven positives do not show that all others are above, too."""
+    labels = torch.arange(4000) < 7
+    found = binary.assess(torch.where(labels, 5.0, -5.0), labels)
+    assert found is not None
+    assert found.auc == ranking.Estimate(value=1.0)
+    same = ranking.levels(torch.zeros(4000), labels)  # an AUC of 0.5, whatever the rows
+    assert ranking.auc_error(same) == 0
+
+
 def test_the_error_of_a_difference_of_aucs_is_delongs_paired_one() -> None:
     a, labels = clicks(2, 500)
     b = a + 0.5 * torch.randn(500, generator=torch.Generator().manual_seed(3))

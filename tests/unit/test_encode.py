@@ -102,6 +102,12 @@ def test_what_cannot_be_encoded(old: Path, tmp_path: Path) -> None:
         encode(write(tmp_path / "new.csv", OLD), tmp_path, tmp_path / "x")
 
 
+def test_files_without_rows(old: Path, tmp_path: Path) -> None:
+    log = write(tmp_path / "new.csv", [])
+    with pytest.raises(InputError, match="The files of --input have no rows"):
+        encode((log,), old, tmp_path / "encoded")
+
+
 def test_groups_are_written_where_the_files_have_them(tmp_path: Path) -> None:
     names = (*NAMES, "session")
     rows = [(*row, f"s{i % 5}") for i, row in enumerate(OLD)]

@@ -19,7 +19,7 @@ from tests.unit.without_torch import run_without_torch
 from trainmark.cli import main
 from trainmark.contract import Predictions
 from trainmark.metrics.binary import assess
-from trainmark.report import paired, reports
+from trainmark.report import assessments, paired, reports
 from trainmark.run import assessment
 from trainmark.run.assessment import read_scores, write_scores
 from trainmark.run.result import Result, read
@@ -130,6 +130,17 @@ def test_results_without_assessments_are_read(tmp_path: Path) -> None:
         json.dumps({"run": "x", "step": 1, "samples": 2, "data": "d", "splits": {"test": {}}})
     )
     assert "Predictions" not in reports.report([tmp_path]).read_text()
+
+
+def test_small_predictions_keep_two_digits() -> None:
+    """One click among thousands of rows: 0.0000 in every bin would say nothing."""
+    logits = torch.linspace(-12, -6, 3000)
+    found = assess(logits, torch.arange(3000) % 1500 == 0)
+    assert found is not None
+    shown = [row[0] for row in assessments.calibration_grid(found).rows]
+    assert len(set(shown)) == len(found.bins) == 15
+    for cell, one in zip(shown, found.bins, strict=True):
+        assert float(cell) == pytest.approx(one.prediction, rel=0.06)
 
 
 # --- evaluate

@@ -127,6 +127,15 @@ def test_the_page_shows_both(tmp_path: Path) -> None:
     assert "-20.0 %" in reports.report(both, tmp_path / "both.html").read_text()
 
 
+def test_the_page_leaves_out_what_was_not_predicted(tmp_path: Path) -> None:
+    predicted = make_predicted(step_s=None, p_train=None, reason="no peak is known")
+    folder = write_run(tmp_path / "run", make_result(predicted=predicted))
+    page = reports.report([folder], None).read_text()
+    assert "No time was predicted: no peak is known." in page
+    assert page.count("time per step") == 0
+    assert "1000 bytes" in page
+
+
 def test_on_a_cpu_no_memory_is_compared() -> None:
     found = forecasts.memory(make_result(predicted=make_predicted()))
     assert (found.predicted, found.measured, found.off) == (1000, None, None)

@@ -52,6 +52,7 @@ def prepare(folder: Path, *flags: str, columns: str = COLUMNS, **log: Any) -> Pa
     csv = folder.with_suffix(".csv")
     write_log(csv, **log)
     arguments = ["--input", str(csv), "--output", str(folder), "--columns", columns, *flags]
+    arguments += ["--vocabulary-from", "all"]
     assert main(["prepare", "csv", *arguments]) == 0
     return folder
 

@@ -67,7 +67,8 @@ def write_csv(path: Path, log: dict[str, list[Any]]) -> Path:
 
 def prepare(kind: str, log: Path, output: Path, columns: str = COLUMNS, *flags: str) -> int:
     command = ["prepare", kind, "--input", str(log), "--columns", columns, "--output", str(output)]
-    return main([*command, "--holdout", "0.2", "--frequency-threshold", "10", *flags])
+    command += ["--holdout", "0.2", "--vocabulary-from", "all", "--frequency-threshold", "10"]
+    return main([*command, *flags])
 
 
 @pytest.fixture(scope="module")

@@ -71,6 +71,23 @@ def test_scores_are_those_of_evaluate_and_columns_are_carried_along(
     assert as_csv["seen"].to_pylist() == [int(row.split(",")[-1]) for row in ROWS]
 
 
+def test_values_that_the_model_does_not_know_are_warned_of(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as ids that some program has written as 7.0 since."""
+
+    def told(user: str) -> str:
+        fields = [row.split(",") for row in ROWS]
+        rows = [HEADER, *(",".join([f[0], f[1] + user, *f[2:]]) for f in fields)]
+        (tmp_path / "log.csv").write_text("\n".join(rows) + "\n")
+        capsys.readouterr()
+        predict(run, tmp_path / "s.csv", inputs=str(tmp_path / "log.csv"))
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "The model does not know many values of user (100%)." in told(user="000")
+    assert "Warning" not in told(user="")
+
+
 def test_labels_and_their_order_are_not_needed(run: Path, tmp_path: Path) -> None:
     """Parquet, typed columns in another order, no label; and a CSV whose labels are not read."""
     _, users, cities, prices, seen = zip(*(row.split(",") for row in ROWS), strict=True)

@@ -44,6 +44,7 @@ def prepare(folder: Path, rows: list[Row], **options: Any) -> Path:
     ]
     log = folder.with_suffix(".csv")
     log.write_text("\n".join(lines) + "\n")
+    options = {"vocabulary_from": "all"} | options
     csv_data.prepare(csv_data.Options(input=str(log), output=folder, **options))
     return folder
 

@@ -242,7 +242,8 @@ def test_negatives_of_training_rows_are_thinned_out(holdout: str, tmp_path: Path
     rows = random_rows(3000)
     log = write(tmp_path / "log.csv", rows)
     whole = rows_of(prepare(tmp_path / "whole", input=log, holdout=holdout))
-    data = prepare(tmp_path / "data", input=log, holdout=holdout, negative_rate=0.2, max_rows="9")
+    thinned: dict[str, Any] = {"negative_rate": 0.2, "vocabulary_from": "all"}
+    data = prepare(tmp_path / "data", input=log, holdout=holdout, max_rows="9", **thinned)
     found = rows_of(data)
     assert (found["test"], found["validation"]) == (whole["test"], whole["validation"])
     clicks = {number for number in whole["train"] if rows[number]["clicked"]}
@@ -263,7 +264,7 @@ def test_negatives_of_training_rows_are_thinned_out(holdout: str, tmp_path: Path
     log = write(
         tmp_path / "gaps.csv", [r | {"row": "" if r["row"] % 2 else r["row"]} for r in rows]
     )
-    gaps = prepare(tmp_path / "gaps", input=log, holdout=holdout, negative_rate=0.2)
+    gaps = prepare(tmp_path / "gaps", input=log, holdout=holdout, **thinned)
     kept_rows = [number for numbers in found.values() for number in numbers]
     told = json.loads((gaps / "prepare.json").read_text())["numerical"]["row"]
     even = [number for number in kept_rows if number % 2 == 0]

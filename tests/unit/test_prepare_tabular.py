@@ -139,7 +139,8 @@ def assert_rows(output: Path, rows: list[Row], threshold: int = 0) -> None:
 
 
 def prepare(tmp_path: Path, pattern: str, **options: Any) -> Path:
-    options = {"columns": COLUMNS, "frequency_threshold": "0"} | options
+    all_rows = {"frequency_threshold": "0", "vocabulary_from": "all"}  # have ids, as `slow_ids` has
+    options = {"columns": COLUMNS} | all_rows | options
     return prepare_log(tmp_path / pattern, tmp_path / "data", **options)
 
 
@@ -165,6 +166,22 @@ def test_rare_values_share_an_id_by_default(tmp_path: Path) -> None:
     write_csv(tmp_path / "log.csv", rows)
     output = prepare(tmp_path, "log.csv", frequency_threshold=None)
     assert_rows(output, rows, threshold=2)
+
+
+def test_held_out_rows_give_no_value_an_id_by_default(tmp_path: Path) -> None:
+    """Else they would be known better than a new day's: a is there twice in training rows, b once
+    and in held-out ones, c only there."""
+    users = ["a", "b", *"a" * 10, *"bccbcc"]
+    (tmp_path / "log.csv").write_text("y,x,user\n" + "".join(f"1,2,{user}\n" for user in users))
+    columns = "label=y numerical=x:plain categorical=user"
+    options: dict[str, Any] = {"columns": columns, "holdout": "0.34"}
+    output = prepare_log(tmp_path / "log.csv", tmp_path / "data", **options)
+    known = pa.parquet.read_table(output / "vocabulary" / "cat_0.parquet").to_pylist()
+    assert known == [{"value": "a", "id": 1, "count": 11}]
+    for split in ("test", "validation"):
+        assert read(output, split)["ids"][0].tolist() == [0, 0, 0]
+    output = prepare_log(tmp_path / "log.csv", tmp_path / "b", vocabulary_from="all", **options)
+    assert read(output, "test")["ids"][0].tolist() == [3, 2, 2]
 
 
 def test_without_header_and_in_several_files(tmp_path: Path) -> None:

@@ -139,6 +139,7 @@ def test_rows_with_the_rare_id_are_counted(
     assert (features["city"]["rare_rows"], features["user"]["rare_rows"]) == (0, 14)
     assert "14 (50.0%)" in told
     assert "Warning: The id of rare values has more than 10% of the rows in 1 column: user" in told
+    assert "those of held-out rows alone do not" in told
     assert "numbers the rows" not in told
 
 

@@ -107,6 +107,7 @@ def test_the_page_of_one_run(tmp_path: Path) -> None:
         "2.13.0",
     ):
         assert expected in text, expected
+    assert "energy" not in text  # what is not known has no line
     assert len(shapes(page, "line")) == 3  # loss, and the quality of two splits
     assert len(shapes(page, "dot")) == 20
     assert len(shapes(page, "target")) == len(shapes(page, "best")) == 1

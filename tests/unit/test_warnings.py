@@ -38,6 +38,9 @@ def test_fewer_than_200_steps() -> None:
     assert steps_warned(200, quality=quality) == []
     assert steps_warned(210, skipped=20, quality=quality) != []  # 190 that did something
     assert steps_warned(1) == []  # it reached its target
+    finished = make_result(steps=Steps(all=20, warmup=0, skipped=0), quality=quality)
+    nowhere = Path("/nonexistent")
+    assert warnings(config(), finished, nowhere, from_another=True) == []  # it was trained before
 
 
 def test_few_steps_that_nobody_chose_are_enough(tmp_path: Path) -> None:
@@ -132,6 +135,15 @@ def test_an_auc_of_many_rows(data: Path) -> None:
     assert "among 40,000 rows" in near
     (below,) = warned(cfg, 0.464)
     assert "worse than guessing" in below
+
+
+def test_an_auc_that_a_column_gives_away(data: Path) -> None:
+    cfg = config(data=str(data))
+    (warning,) = warned(cfg, 0.9995)
+    assert "0.9995" in warning
+    assert "may tell the label" in warning
+    assert "--importance" in warning
+    assert warned(cfg, 0.9985) == []  # as well as diamonds' prices are known
 
 
 @pytest.mark.parametrize(("clicks", "which"), [(0, "no row"), (1, "every row")])

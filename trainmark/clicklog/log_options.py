@@ -57,8 +57,9 @@ class LogOptions:
     and 0), else 0."""
     max_rows: str | None = None
     """Fold ids into this many per column by modulo; for single columns: 40000000,C20=1000."""
-    vocabulary_from: Literal["all", "train"] = "all"
-    """Count values in all rows, as published, or in the training rows only."""
+    vocabulary_from: Literal["all", "train"] | None = None
+    """Count values in all rows, or in the training rows only. Default: train; of Criteo's format
+    all, as published."""
     vocabulary: Path | None = None
     """A dataset prepared earlier, whose vocabularies to use instead of counting. Columns are read
     as they were there; its recipe, thresholds and --max-rows hold."""
@@ -145,7 +146,7 @@ def make_job(
         ),
         seed=options.seed,
         bad_rows=options.bad_rows,
-        vocabulary_from=options.vocabulary_from,
+        vocabulary_from=options.vocabulary_from or recipe.vocabulary_from,
         vocabulary=old.vocabularies if old else None,
         grow=options.grow,
         metadata=metadata or {},

@@ -114,13 +114,15 @@ def row_placements(found: Levels, scores_N: Tensor, labels_N: Tensor) -> Placeme
 
 
 def auc_error(found: Levels) -> float | None:
-    """DeLong's standard error of an AUC; None with fewer than two rows of a class."""
+    """DeLong's standard error of an AUC; None with fewer than two rows of a class, or where scores
+    part the classes without fault: other rows may overlap, and these do not say how far."""
     if min(found.positives, found.others) < 2:
         return None
     below_L, above_L = placements(found)
-    return math.sqrt(
+    error = math.sqrt(
         _variance_of_mean(below_L, found.positives_L) + _variance_of_mean(above_L, found.others_L)
     )
+    return None if error == 0 and len(found.scores_L) > 1 else error
 
 
 def paired_error(a: Placements, b: Placements) -> float | None:

@@ -65,10 +65,15 @@ def interval(found: Estimate, sign: str = "") -> str:
 def calibration_grid(found: Assessment) -> Grid:
     """The bins of the reliability diagram."""
     rows = [
-        [f"{b.prediction:.4f}", f"{b.rate.value:.4f}", interval(b.rate), f"{b.rows:,}"]
+        [_share(b.prediction), _share(b.rate.value), interval(b.rate), f"{b.rows:,}"]
         for b in found.bins
     ]
     return Grid(["predicted", "observed", INTERVAL, "rows"], rows, [True, True, False, True])
+
+
+def _share(value: float) -> str:
+    """Two digits at least: predictions of rare clicks are small."""
+    return f"{value:.4f}" if value >= 0.001 or value == 0 else f"{value:.1e}"
 
 
 def importance_grid(columns: Sequence[Importance]) -> Grid:

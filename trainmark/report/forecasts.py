@@ -77,11 +77,12 @@ def _rows(result: Result) -> list[list[str]]:
     if result.predicted and result.predicted.interval_s:
         low, high = result.predicted.interval_s
         time[1] += f" ({1e3 * low:,.2f} to {1e3 * high:,.2f})"
-    return [
+    rows = [
         time,
         _row(_throughput(result), human),
         _row(memory(result), readable_size),
     ]
+    return [row for row in rows if row[1] != DASH]
 
 
 def _row(found: Compared, written: Callable[[float], str]) -> list[str]:

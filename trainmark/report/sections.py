@@ -231,12 +231,18 @@ def _inference(found: Inference) -> Markup:
 
 def device_table(runs: Sequence[ReportedRun]) -> Markup:
     columns = [dict(device_facts(run.result)) for run in runs]
-    rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = [[name, *(column.get(name, DASH) for column in columns)] for name in names]
     headers = ["", *(run.label for run in runs)]
     return table(Grid(headers, rows, [False] + [True] * len(runs)))
 
 
 def device_facts(result: Result) -> list[tuple[str, str]]:
+    """What is known of the device, and why the energy is not."""
+    return [(name, text) for name, text in _device_facts(result) if text != DASH]
+
+
+def _device_facts(result: Result) -> list[tuple[str, str]]:
     memory = result.memory
     monitor = result.hardware.get("monitor") or {}
     return [
@@ -254,7 +260,7 @@ def device_facts(result: Result) -> list[tuple[str, str]]:
 
 
 def energy_facts(energy: Energy | None) -> list[tuple[str, str]]:
-    """Lines on energy; the same ones for every result, since results stand side by side."""
+    """Lines on energy; the same ones for every result."""
     value = lambda name: getattr(energy, name, None)  # noqa: E731
     return [
         ("energy", joules(value("joules"))),

@@ -15,16 +15,17 @@ from trainmark.run.result import Result
 FEW_STEPS = 200
 
 
-def warnings(cfg: Run, finished: Result, output: Path) -> list[str]:
+def warnings(cfg: Run, finished: Result, output: Path, *, from_another: bool = False) -> list[str]:
     """One sentence or two for each thing to be warned about.
 
     Args:
         cfg: the resolved configuration.
         finished: its result.
         output: the run's folder, which holds the loss curve.
+        from_another: whether it started from another run's weights, which know the data already.
     """
     return [
-        *_few_steps(cfg, finished),
+        *([] if from_another else _few_steps(cfg, finished)),
         *_risen_loss(cfg, output / finished.loss.curve),
         *_optimistic_choice(finished),
         *workloads.load(cfg.workload).warnings(cfg, finished.final_metrics()),

@@ -178,7 +178,8 @@ class SplitRule:
         splits = [Split(name, *span) for name, span in spans]
         for split in splits:
             if self.files and self.files[split.name] and not split.rows:
-                raise InputError(f"The files of --{split.name} have no rows.")
+                flag = f"--{split.name}" if self.files["train"] else "--input"  # of `encode`
+                raise InputError(f"The files of {flag} have no rows.")
         return sorted(splits, key=lambda split: ("train", "test", "validation").index(split.name))
 
     def settings(self) -> dict[str, Any]:

@@ -1,11 +1,14 @@
 """The report of a finished preparation: prepare.json, and tables on the terminal."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainmark.clicklog.engine.splits import NamedRows
 from trainmark.clicklog.engine.vocabulary import Rules
+from trainmark.errors import InputError
+from trainmark.files import read_json
 from trainmark.formatting import readable_size
 from trainmark.progress import SafeConsole
 
@@ -108,20 +111,55 @@ def vocabulary_facts(
     }
 
 
+def rare_shares(manifest: Path) -> dict[str, float]:
+    """The share of rare values in each column, where preparation recorded it."""
+    try:
+        features: Any = read_json(manifest).get("features") if manifest.is_file() else None
+    except (InputError, OSError):  # written by something else
+        return {}
+    shares = {
+        name: feature.get("rare_share")
+        for name, feature in (features.items() if isinstance(features, dict) else ())
+        if isinstance(feature, dict)
+    }
+    return {
+        name: share
+        for name, share in shares.items()
+        if isinstance(share, float) and math.isfinite(share)
+    }
+
+
 def rare_warning(shares: Mapping[str, float]) -> str | None:
     """A sentence on the columns of which rare values have too large a share; None if none has."""
-    many = sorted((name for name in shares if shares[name] > RARE_SHARE), key=lambda n: -shares[n])
+    many = {name: share for name, share in shares.items() if share > RARE_SHARE}
     if not many:
         return None
-    named = ", ".join(f"{name} ({shares[name]:.0%})" for name in many[:MAX_NAMED])
-    others = f" and {len(many) - MAX_NAMED} more" if len(many) > MAX_NAMED else ""
     columns = "1 column" if len(many) == 1 else f"{len(many)} columns"
-    whole = " Leave out a column that only numbers the rows." if shares[many[0]] == 1 else ""
+    whole = " Leave out a column that only numbers the rows." if max(many.values()) == 1 else ""
     return (
-        f"The id of rare values has more than {RARE_SHARE:.0%} of the rows in {columns}: {named}"
-        f"{others}. Prepare the data with a lower --frequency-threshold or, with --vocabulary, "
-        f"with one that knows these values.{whole}"
+        f"The id of rare values has more than {RARE_SHARE:.0%} of the rows in {columns}: "
+        f"{_named(many)}. Values of training rows get ids by a lower --frequency-threshold, those "
+        "of held-out rows alone do not; with --vocabulary, take one that knows these values."
+        f"{whole}"
     )
+
+
+def unknown_warning(shares: Mapping[str, float], before: Mapping[str, float]) -> str | None:
+    """A sentence on columns of new rows that a model knows far less of than of those before."""
+    many = {n: share for n, share in shares.items() if share > before.get(n, 0.0) + RARE_SHARE}
+    if not many:
+        return None
+    return (
+        f"The model does not know many values of {_named(many)}. New ones are scored as rare ones; "
+        "but check that the column is written as in its own log (7 and 7.0 are two texts)."
+    )
+
+
+def _named(shares: Mapping[str, float]) -> str:
+    """Columns with their shares, the largest first."""
+    names = sorted(shares, key=lambda name: -shares[name])
+    others = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(f"{name} ({shares[name]:.0%})" for name in names[:MAX_NAMED]) + others
 
 
 def show_splits(output: Path, facts: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from trainmark import checksums
 from trainmark.clicklog.encode import encode
-from trainmark.clicklog.engine import kept
+from trainmark.clicklog.engine import kept, summary
 from trainmark.clicklog.engine.summary import MANIFEST
 from trainmark.clicklog.preparation import FOLDER
 from trainmark.config import SYNTHETIC, filled
@@ -55,6 +55,8 @@ def _encode_by(data: Path, raw: RawFiles, folder: Path) -> EncodedFiles:
     )
     facts = read_json(folder / MANIFEST)
     shares = {name: feature["rare_share"] for name, feature in facts["features"].items()}
+    if warning := summary.unknown_warning(shares, summary.rare_shares(data / MANIFEST)):
+        summary.warn(warning)
     return EncodedFiles(
         folder=folder,
         kept=folder / kept.FILE if raw.keep else None,

@@ -1,30 +1,29 @@
-"""Why a trained model should not be trusted: an AUC near guessing, ids that say nothing."""
+"""Why a trained model should not be trusted: an AUC of guessing, or of 1; ids that say nothing."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from trainmark.clickdata import feature_spec
-from trainmark.clicklog.engine.summary import MANIFEST, rare_warning
+from trainmark.clicklog.engine.summary import MANIFEST, rare_shares, rare_warning
 from trainmark.config import SYNTHETIC, filled
 from trainmark.contract import Metrics
 from trainmark.errors import InputError
-from trainmark.files import read_json
 from trainmark.metrics import guessing_error
 from trainmark.workloads.dlrm.rows import planted_clicks, synthetic_range
 from trainmark.workloads.dlrm.runs import TERABYTE, DlrmRun, is_generated
 
 NEAR_GUESSING = 0.01  # above 0.5, however many rows show it
+TOO_GOOD = 0.999  # real clicks are never as certain
 ERRORS = 2  # standard errors: what guessing exceeds once in forty times
 READ_ROWS = 1 << 24
 
 
 def warnings(cfg: DlrmRun, metrics: Mapping[str, Metrics]) -> list[str]:
     """Sentences on a run with these last metrics of each split."""
-    return _near_guessing(cfg, metrics.get(cfg.quality_split, {})) + _rare_ids(cfg)
+    judged = metrics.get(cfg.quality_split, {})
+    return _near_guessing(cfg, judged) + _too_good(cfg, judged) + _rare_ids(cfg)
 
 
 # --- AUC
@@ -51,6 +50,17 @@ def _near_guessing(cfg: DlrmRun, metrics: Metrics) -> list[str]:
         told += f", and guessing reaches up to {0.5 + ERRORS * error:.4f} there{rows}"
         return [f"{told}. Hold more rows out to tell, take more or smaller steps, or lower --lr."]
     return [f"{told}: near guessing{rows}. Take more or smaller steps, or lower --lr."]
+
+
+def _too_good(cfg: DlrmRun, metrics: Metrics) -> list[str]:
+    auc = metrics.get("auc")
+    if auc is None or auc < TOO_GOOD or is_generated(cfg.data):
+        return []
+    return [
+        f"The AUC on {cfg.quality_split} is {auc:.4f}, better than clicks can be foretold: a "
+        "column may tell the label, such as one that is filled in after the click. 'trainmark "
+        "evaluate RUN --importance' shows which; leave it out of --columns."
+    ]
 
 
 def _one_label(cfg: DlrmRun, clicks: int, others: int) -> list[str]:
@@ -94,24 +104,5 @@ def _counted_in(folder: Path, split: str) -> list[tuple[int, int]]:
 def _rare_ids(cfg: DlrmRun) -> list[str]:
     if is_generated(cfg.data):
         return []
-    shares = _rare_shares(Path(filled(cfg.data)) / MANIFEST)
-    sentence = rare_warning(shares)
+    sentence = rare_warning(rare_shares(Path(filled(cfg.data)) / MANIFEST))
     return [sentence] if sentence else []
-
-
-def _rare_shares(manifest: Path) -> dict[str, float]:
-    """The share of rare values in each column, where preparation recorded it."""
-    try:
-        features: Any = read_json(manifest).get("features") if manifest.is_file() else None
-    except (InputError, OSError):  # written by something else
-        return {}
-    shares = {
-        name: feature.get("rare_share")
-        for name, feature in (features.items() if isinstance(features, dict) else ())
-        if isinstance(feature, dict)
-    }
-    return {
-        name: share
-        for name, share in shares.items()
-        if isinstance(share, float) and math.isfinite(share)
-    }
