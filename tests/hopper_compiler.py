@@ -107,6 +107,7 @@ def compile_bags(dim: int, tables: Tables, dtype: torch.dtype) -> None:
     bags = pool_rows.Bags([block], torch.device("meta"))
     out = torch.empty(27000, dim, dtype=dtype)
     pool_rows.pool_rows_triton(torch.empty(3000, dtype=torch.int32), bags, tables, out)
+    pool_rows.rows_of_triton(torch.empty(3000, dtype=torch.int64), bags)
 
 
 def compile_cross_layers(dtype: torch.dtype) -> None:

@@ -76,8 +76,12 @@ def write_data(folder: Path) -> Path:
 
 
 def check(built: DlrmTrainer, alone: DlrmTrainer, name: str) -> None:
-    """Losses and this rank's tables are those of one process, to 1e-5."""
+    """Losses and this rank's weights are those of one process, to 1e-5."""
     mesh, cfg = built.mesh, built.cfg
+    # On a GPU the order of additions may lift a code over the middle between two, and what is
+    # computed from that row is then another: a code is a 127th of the row's largest number.
+    has_codes = cfg.table_format.table_precision == "int8" and mesh.device.type == "cuda"
+    of_floats = 2e-3 if has_codes else 1e-5
     mine = build_data(cfg, "train", mesh.dp_rank, mesh.dp_size)
     for own, whole in itertools.islice(
         zip(mine, build_data(alone.cfg, "train", 0, 1), strict=True), STEPS
@@ -87,8 +91,7 @@ def check(built: DlrmTrainer, alone: DlrmTrainer, name: str) -> None:
     held, wanted = built.weights(), alone.weights()
     for key, tensor in wanted.items():
         for found, part in small_dlrm.parts(held.get(key), tensor):
-            # The order of additions may lift a code over the middle between two.
-            near = 1e-5 if found.is_floating_point() else 1
+            near = of_floats if found.is_floating_point() else 1
             told = partial("{}, {}: {}".format, name, key)
             # Tables in host memory beside those that one process has on its GPU.
             torch.testing.assert_close(found.cpu(), part.cpu(), rtol=1e-5, atol=near, msg=told)

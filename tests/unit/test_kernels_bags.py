@@ -106,6 +106,16 @@ def test_ids_may_lie_by_their_place_in_the_bag(kernel: str) -> None:
     assert torch.equal(bags.row_of_id, expected)
 
 
+@interpreted
+@pytest.mark.parametrize("by_sample", [True, False])
+def test_rows_of_sorted_ids_are_those_of_the_list(by_sample: bool) -> None:
+    bags = bags_beside_a_vector(by_sample=by_sample)
+    places = torch.randperm(SAMPLES * sum(HOTNESS), generator=torch.Generator().manual_seed(1))
+    found = pooling.rows_of_triton(places, bags)
+    assert torch.equal(found, bags.row_of_id[places].int())
+    assert torch.equal(bags.rows_of(places), bags.row_of_id[places])
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_ids_may_be_part_of_a_longer_list(kernel: str) -> None:
     """As those of one store are, of all that a rank is asked for."""

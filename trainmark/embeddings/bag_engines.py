@@ -4,7 +4,7 @@ What is looked up is a list of ids, a feature after the other. A bag's sum is al
 its rows, and its gradient is read for each of its ids, but written once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,11 @@ from trainmark.embeddings.fused import FusedEngine
 from trainmark.embeddings.tables.bags import BagLists
 from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
 from trainmark.embeddings.tables.formats import LARGEST_INT32, Formats
-from trainmark.embeddings.tables.row_update import Plan, plan_sorted
+from trainmark.embeddings.tables.row_update import Plan
 from trainmark.embeddings.tables.update import UpdateRule
 from trainmark.kernels.interaction import dot_interaction
 from trainmark.kernels.pool_rows import Bags, pool_rows
-from trainmark.kernels.sparse_update import SortedRows
+from trainmark.kernels.sparse_update import SortedRows, sort_rows
 from trainmark.kernels.table_formats import Tables
 from trainmark.training.transfer import used_here
 
@@ -99,7 +99,7 @@ class PreparedBags:
 
     def tensors(self) -> list[Tensor]:
         sorted_rows = [t for batch in self.batches for t in (batch.rows_N, batch.places_N)]
-        return [self.ids_N, self.bags.row_of_id, *sorted_rows]
+        return [self.ids_N, *sorted_rows]
 
 
 class FusedBagEngine(FusedEngine):
@@ -134,7 +134,7 @@ class FusedBagEngine(FusedEngine):
         (own_samples,) = samples
         ids_N, bags = self._bag_lists().join(groups, own_samples)
         rows = own_samples * self._vectors
-        batches = self._sorted(ids_N, bags.row_of_id) if torch.is_grad_enabled() else []
+        batches = self._sorted(ids_N, bags.rows_of) if torch.is_grad_enabled() else []
         return PreparedBags(ids_N, bags, own_samples, rows, batches)
 
     @property
@@ -161,9 +161,14 @@ class FusedBagEngine(FusedEngine):
             )
         return self._lists
 
-    def _sorted(self, ids_N: Tensor, places_N: Tensor) -> list[SortedRows]:
-        """Of each store."""
-        both = plan_sorted(ids_N, places_N)
+    def _sorted(self, ids_N: Tensor, places_of: Callable[[Tensor], Tensor]) -> list[SortedRows]:
+        """Of each store.
+
+        Args:
+            places_of: from places in the list to where the gradients of those ids are.
+        """
+        in_order = sort_rows(ids_N[:, None])
+        both = SortedRows(in_order.rows_N, places_of(in_order.places_N), of_bags=True)
         if not self._offset:
             return [both]
         in_first, everywhere = (
@@ -233,7 +238,8 @@ class FusedBagEngine(FusedEngine):
         ids_N, places_N = _joined(lists)
         first, gradients = looked_up[0], sum(p.num_gradients for p in looked_up)
         samples = sum(p.samples for p in looked_up)
-        return PreparedBags(ids_N, first.bags, samples, gradients, self._sorted(ids_N, places_N))
+        batches = self._sorted(ids_N, places_N.__getitem__)
+        return PreparedBags(ids_N, first.bags, samples, gradients, batches)
 
 
 class _Beside(torch.autograd.Function):

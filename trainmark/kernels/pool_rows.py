@@ -55,13 +55,29 @@ class Bags:
     def row_of_id(self) -> Tensor:
         """Of each id, the row that its bag's sum goes to; on a GPU in 32 bits, if they will do."""
         device = self.table.device
-        ids = sum(block.bags * block.hotness for block in self.blocks)
-        rows = torch.empty(ids, dtype=torch.int64, device=device)
+        rows = torch.empty(self._num_ids, dtype=torch.int64, device=device)
         for block in self.blocks:
             of_bags = torch.arange(block.bags, device=device) * block.row_step + block.first_row
             ids_of(block, rows)[:] = of_bags[:, None]
+        return rows.int() if device.type == "cuda" and self._fit_int32 else rows
+
+    def rows_of(self, places_N: Tensor) -> Tensor:
+        """`row_of_id` of the ids at these places of the list, where blocks lie one after another.
+
+        On a GPU they are computed: those of sorted ids lie all over a list that no cache holds.
+        """
+        if places_N.is_cuda and triton is not None and self._fit_int32:
+            return rows_of_triton(places_N, self)
+        return self.row_of_id[places_N]
+
+    @property
+    def _num_ids(self) -> int:
+        return sum(block.bags * block.hotness for block in self.blocks)
+
+    @property
+    def _fit_int32(self) -> bool:
         last = max((b.first_row + b.bags * b.row_step for b in self.blocks), default=0)
-        return rows.int() if device.type == "cuda" and last < 2**31 else rows
+        return max(last, self._num_ids) < 2**31
 
 
 def ids_of(block: BagBlock, listed: Tensor) -> Tensor:
@@ -117,8 +133,33 @@ def pool_rows_triton(ids_N: Tensor, bags: Bags, tables: Tables, out_RD: Tensor) 
     )
 
 
+def rows_of_triton(places_N: Tensor, bags: Bags) -> Tensor:
+    """See `Bags.rows_of`."""
+    rows_N = torch.empty_like(places_N, dtype=torch.int32)
+    count, blocks = rows_N.numel(), len(bags.blocks)
+    if count:
+        _rows_of_kernel[(-(-count // TILE),)](
+            places_N, bags.table, rows_N, count, BLOCKS=blocks, TILE=TILE, num_warps=WARPS
+        )
+    return rows_N
+
+
 if triton is not None:
     from trainmark.kernels.table_formats import load_rows
+
+    @triton.jit
+    def _rows_of_kernel(places, blocks, rows, count, BLOCKS: tl.constexpr, TILE: tl.constexpr):
+        at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+        place = tl.load(places + at, at < count, 0).to(tl.int32)
+        block = tl.zeros([TILE], tl.int32)
+        for i in tl.static_range(1, BLOCKS):
+            block += (place >= tl.load(blocks + i * 8)).to(tl.int32)
+        field = blocks + block * 8
+        place -= tl.load(field).to(tl.int32)
+        bag_step, bags = tl.load(field + 2).to(tl.int32), tl.load(field + 4).to(tl.int32)
+        bag = place // bag_step % bags
+        row = tl.load(field + 5).to(tl.int32) + bag * tl.load(field + 6).to(tl.int32)
+        tl.store(rows + at, row, at < count)
 
     @triton.jit
     @no_type_check  # tuples grow
