@@ -63,17 +63,20 @@ def train(
             _check_described(described, mesh)
         for repeat in range(options.repeats):
             folder = output / str(repeat) if options.repeats > 1 else output
+            trials.settle(folder, mesh)
             # Resolved per seed, because synthetic data (and so its target) depends on the seed.
             seeded = start.like_the_earlier(
                 options, folder, dataclasses.replace(cfg, seed=cfg.seed + repeat)
             )
             seeded, tried = _with_choices(seeded, options, mesh, folder)
-            if tried:
+            own_options = options
+            if tried:  # the best trial is the run
                 started = time.perf_counter()
+                own_options = dataclasses.replace(options, fresh=False)
             remark = accumulation_remark(workloads.named_run(cfg.name), cfg, seeded)
             if remark and mesh.is_main and not repeat:
                 print(remark, file=sys.stderr)
-            done = _train_one(seeded, options, mesh, folder, started, watch)
+            done = _train_one(seeded, own_options, mesh, folder, started, watch)
             finished.append((done, folder))
             started = time.perf_counter()
     return finished

@@ -1,7 +1,8 @@
-"""Settings that the data choose: each candidate is tried, and the best one is trained.
+"""Settings that the data choose: each candidate is trained, and the best run is kept.
 
 A trial is an ordinary run in the folder `trials` of the run's own folder, and can be continued.
-When all have ended, the choice is written to `choice.json`, and the folder is removed.
+When all have ended, the choice is written to `choice.json`, what the best one has written moves up
+into the run's folder, and the others are removed.
 """
 
 import shutil
@@ -15,8 +16,8 @@ from trainmark import checksums
 from trainmark.config import AnyRun, Better, to_plain
 from trainmark.distributed.mesh import Mesh, of_all_ranks
 from trainmark.files import read_json, write_atomically
-from trainmark.run.result import Best, Result
-from trainmark.run.run_folder import CHOICE, TRIALS
+from trainmark.run.result import FILE_NAME, Best, Result
+from trainmark.run.run_folder import CHECKPOINTS, CHOICE, CONFIG_FILE, LOCK_FILE, TRIALS
 
 
 def choose(
@@ -34,28 +35,64 @@ def choose(
     """
     plain = {flags: to_plain(candidate) for flags, candidate in candidates.items()}
     known = _read(output, mesh)
-    if known.get("candidates") == plain:  # chosen before a kill
+    if known.get("candidates") != plain:  # else chosen before a kill
+        chosen, why = _tried(candidates, train, output, mesh)
+        number = list(candidates).index(chosen)
+        known = {"chosen": chosen, "trial": number, "why": why, "candidates": plain}
         if mesh.is_main:
-            shutil.rmtree(output / TRIALS, ignore_errors=True)
-        return candidates[known["chosen"]]
-    began = time.perf_counter()
+            write_atomically(output / CHOICE, checksums.dumps(known))
+    if mesh.is_main:
+        _keep(output, known)
+    mesh.barrier()
+    return candidates[known["chosen"]]
+
+
+def settle(output: Path, mesh: Mesh) -> None:
+    """Keep a choice to the end, if a kill came when the best trial had begun to be the run."""
+    known = _read(output, mesh)
+    if known and mesh.is_main and (output / CONFIG_FILE).exists():
+        _keep(output, known)
+    mesh.barrier()
+
+
+def _tried(
+    candidates: Mapping[str, AnyRun],
+    train: Callable[[AnyRun, Path], Result],
+    output: Path,
+    mesh: Mesh,
+) -> tuple[str, str]:
+    """The flags that won, and why."""
     found: dict[str, Best | None] = {}
+    seconds: dict[str, float] = {}
     for number, (flags, candidate) in enumerate(candidates.items()):
         if mesh.is_main:
             of_all = f"Trial {number + 1} of {len(candidates)}, to choose settings by"
             print(f"{of_all}: {flags}", file=sys.stderr)
+        began = time.perf_counter()
         found[flags] = train(candidate, output / TRIALS / str(number)).best
+        seconds[flags] = time.perf_counter() - began
         if found[flags] is None:  # then no candidate has a metric
             break
+    mesh.barrier()
     chosen, why = _best(found, next(iter(candidates.values())).better)
-    why += f" The trials took {time.perf_counter() - began:.1f} s, which no time here includes."
-    mesh.barrier()
-    if mesh.is_main:
-        document = {"chosen": chosen, "why": why, "candidates": plain}
-        write_atomically(output / CHOICE, checksums.dumps(document))
-        shutil.rmtree(output / TRIALS)
-    mesh.barrier()
-    return candidates[chosen]
+    others_s = sum(seconds.values()) - seconds[chosen]
+    if others_s:
+        why += f" The others took {others_s:.1f} s, which no time here includes."
+    return chosen, why
+
+
+def _keep(output: Path, known: Mapping[str, Any]) -> None:
+    """Make the chosen trial the run, and remove the others. The run then has no step left to do,
+    but for a result that says why it was chosen. At any moment the folder is that of a run that can
+    be continued, or has none yet."""
+    trial = output / TRIALS / str(known["trial"])
+    there = list(trial.iterdir()) if trial.is_dir() else []
+    first = [trial / CONFIG_FILE, trial / CHECKPOINTS]
+    stays = [trial / LOCK_FILE, trial / FILE_NAME]
+    for path in [*first, *there]:
+        if path.exists() and path not in stays:
+            path.rename(output / path.name)
+    shutil.rmtree(output / TRIALS, ignore_errors=True)
 
 
 def reasons(output: Path, mesh: Mesh) -> list[str]:
