@@ -20,6 +20,12 @@ RUN = {name: next(iter(known.runs)) for name, known in workloads.DEFINITIONS.ite
 """A run of each workload: their flags differ."""
 
 
+def table(page: str, header: str) -> list[list[str]]:
+    """The cells of the table whose first line begins so, line by line."""
+    lines = page[page.index(f"| {header}") :].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines]
+
+
 def _help() -> dict[str, list[list[str]]]:
     """What to type before `--help` to see all flags of a verb (of all workloads, all kinds)."""
     words = {verb: [[verb]] for verb in cli.VERBS if verb != "prepare"}

@@ -6,16 +6,11 @@ from typing import Any
 import pytest
 
 from benchmarks.common import read_rows
-from tests.docs.commands import ROOT
+from tests.docs.commands import ROOT, table
 
 PAGE = (ROOT / "docs/performance.md").read_text()
+MULTI_HOT = (ROOT / "docs/multi_hot.md").read_text()
 Row = dict[str, Any]
-
-
-def table(header: str, page: str = PAGE) -> list[list[str]]:
-    """The cells of the table whose first line begins so, line by line."""
-    lines = page[page.index(f"| {header}") :].split("\n\n")[0].splitlines()[2:]
-    return [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines]
 
 
 def only(rows: list[Row], **wanted: Any) -> Row:
@@ -30,7 +25,7 @@ def assert_rounded(shown: str, value: float) -> None:
 
 
 def test_whole_steps() -> None:
-    rows, lines = read_rows("dlrm_gpu_h200"), table("tables | rows |")
+    rows, lines = read_rows("dlrm_gpu_h200"), table(PAGE, "tables | rows |")
     ours = [r for r in rows if r["system"] == "trainmark" and r["source"] == "resident"]
     assert 2 * len(lines) == len(ours)
     for name, _, stored, mlps, batch, power_law, uniform, memory in lines:
@@ -46,8 +41,9 @@ def test_whole_steps() -> None:
 
 def test_steps_with_several_ids_per_feature() -> None:
     rows = read_rows("dlrm_dcnv2_h200")
-    lines = table("system | tables | MLPs |", (ROOT / "docs/multi_hot.md").read_text())
+    lines = table(MULTI_HOT, "system | tables | MLPs |")
     assert len(lines) == len(rows)
+    assert all(row["commit"] in MULTI_HOT for row in rows)
     for name, stored, mlps, ids, *figures, memory in lines:
         row = only(
             rows, system=name.partition(",")[0].lower(), tables_precision=stored,
@@ -62,11 +58,25 @@ def test_steps_with_several_ids_per_feature() -> None:
         assert_rounded(memory.removesuffix(" GiB"), row["memory_gib"])
 
 
+def test_what_tables_under_several_ids_per_feature_cost() -> None:
+    rows = read_rows("dlrm_dcnv2_quality")
+    lines = table(MULTI_HOT, "tables | Adagrad's sums |")
+    assert [line[:2] for line in lines] == [["bf16", "bf16"], ["int8", "bf16"]]
+    for stored, sums, *seeds in lines:
+        for seed, cell in enumerate(seeds):
+            row = only(rows, tables_precision=stored, seed=seed)
+            assert row["changes"]["table_format"]["state_precision"] == sums
+            shown, error = cell.split(" +- ")
+            assert_rounded(shown, row["difference"])
+            assert_rounded(error, row["difference_standard_error"])
+    assert len(rows) == 9  # and three in fp32
+
+
 def test_other_systems() -> None:
     rows = read_rows("dlrm_gpu_h200")
     same = {"size": "small", "batch": 65536, "indices": "power_law", "source": "resident"}
     names = ("fbgemm", "pytorch", "torchrec-compiled", "torchrec")
-    for name, (_, speed, *ratios) in zip(names, table("system |"), strict=True):
+    for name, (_, speed, *ratios) in zip(names, table(PAGE, "system |"), strict=True):
         peer = only(rows, system=name, **same)
         assert_rounded(speed, peer["samples_per_s"] / 1e6)
         for mlps, shown in zip(("bf16", "fp8"), ratios, strict=True):
@@ -84,7 +94,7 @@ VARIANTS = {
 
 def test_what_precisions_cost() -> None:
     rows = read_rows("dlrm_precision_quality")
-    lines = table("tables | MLPs |")
+    lines = table(PAGE, "tables | MLPs |")
     assert len(lines) == 11
     for stored, mlps, auc, difference, seeds, _ in lines:
         case = {
@@ -105,7 +115,7 @@ def test_what_precisions_cost() -> None:
 def test_other_widths() -> None:
     rows = read_rows("dlrm_kernels_h200")
     kernels = ("forward", "backward", "update sgd", "update rowwise_adagrad", "update adagrad")
-    lines = table("rows of |")
+    lines = table(PAGE, "rows of |")
     assert len(lines) == 6
     for name, *cells in lines:
         dim, stored = name.split(", ")
@@ -132,7 +142,7 @@ def test_the_parts_of_a_step() -> None:
         "copies and small kernels": small,
         "step": first["step_ms"],
     }
-    shown = {line[0]: line[3].removesuffix(" ms") for line in table("part |")}
+    shown = {line[0]: line[3].removesuffix(" ms") for line in table(PAGE, "part |")}
     assert shown.keys() == expected.keys()
     for part, ms in expected.items():
         assert_rounded(shown[part], ms)
@@ -189,7 +199,7 @@ def readme_rows() -> list[tuple[float, float]]:
 
 
 def test_the_readme() -> None:
-    lines = table("workload, hardware |", (ROOT / "README.md").read_text())
+    lines = table((ROOT / "README.md").read_text(), "workload, hardware |")
     medians = [ratio["value"] for ratio in read_rows("dlrm_cpu")[0]["ratios"]]
     for (name, ours, peer, shown), (our_value, peer_value) in zip(
         lines, readme_rows(), strict=True

@@ -41,12 +41,10 @@ GRADIENT_ROW, CHANGED_ROW = 1.53, 0.64
 LOOKED_UP, SUMMED, ADAGRAD, SUMMED_WIDE = 60, 175, 219, 1520
 ONE_WARP = 128  # columns
 STORE_S = 20e-6  # of the first and the last kernels of a store's chain
-# Of what is read again soon, and so from the cache: rows of bags, and gradients that a bag's rows
-# share. Both are DLRM-DCNv2's.
-READ_AGAIN, SHARED_GRADIENT = 0.15, 0.5
+READ_AGAIN = 0.25  # of a bag's row that was read before and may be in the cache: DLRM-DCNv2's
 # The next batch's ids are sorted beside the step, which that slows, by so many bytes for each; of
 # bags their places are found as well.
-SORTED, SORTED_BAG = 130, 490
+SORTED, SORTED_BAG = 130, 350
 
 # Passes over activations: bytes for each byte or number.
 MASKED = 3.23  # a gradient is read, masked and written
@@ -214,7 +212,7 @@ def _interaction_s(cfg: DlrmRun, rates: Rates, samples: int, *, backward: bool =
 
 
 def _pool_s(cfg: DlrmRun, rates: Rates, samples: int, profiles: Sequence[AccessProfile]) -> float:
-    """Of reading the rows of every bag, and writing their sums; counted, not fitted."""
+    """Of reading the rows of every bag, and writing their sums."""
     dim, moved = cfg.model.embedding_dim, 0.0
     for profile in profiles:
         lookups = samples * profile.hotness
@@ -235,8 +233,8 @@ def _update_s(cfg: DlrmRun, rates: Rates, samples: int, profiles: Sequence[Acces
         changed = profile.distinct((0, profile.rows), lookups)
         row = dim * (profile.stored.weight + per_element) + per_row * 8  # of a sector of 32 bytes
         is_summed = per_row > 0 or profile.stored.scale > 0
-        gradients = samples + SHARED_GRADIENT * (lookups - samples)
-        moved += gradients * GRADIENT_ROW * (dim * element_bytes(cfg.precision) + 12)
+        # A bag's gradient stays in the cache, whence its other ids read it.
+        moved += samples * GRADIENT_ROW * (dim * element_bytes(cfg.precision) + 12)
         each = LOOKED_UP + (SORTED_BAG if cfg.model.has_bags else SORTED)
         each += SUMMED * is_summed + ADAGRAD * (per_element > 0)
         wide = SUMMED_WIDE * (is_summed and dim > ONE_WARP)
