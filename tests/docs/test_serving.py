@@ -117,8 +117,12 @@ def _tables(page: str, first: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in rows]
 
 
-def test_the_rates_are_those_that_were_measured() -> None:
-    rows, found = read_rows("serve_load"), _tables(PAGE, "| p99 at most")
+@pytest.mark.parametrize(
+    ("file", "heading"),
+    [("serve_load", "| p99 at most |"), ("serve_load_cuda", "| p99 at most, with a GPU |")],
+)
+def test_the_rates_are_those_that_were_measured(file: str, heading: str) -> None:
+    rows, found = read_rows(file), _tables(PAGE, heading)
     assert len(found) == 3
     for limit, *cells in found:
         best = serve_load.best_rates(rows, float(limit.removesuffix(" ms")))
@@ -139,12 +143,27 @@ def test_the_latencies_on_a_cpu_are_those_that_were_measured() -> None:
 
 
 def test_the_latencies_on_a_gpu_are_those_that_were_measured() -> None:
-    measured = {
-        tuple(row[key] for key in ("precision", "tables_precision", "batch", "clients")): row
-        for row in read_rows("inference_h200")
-        if row["system"] == "trainmark" and row["request"].startswith("pinned")
-    }
-    for mlps, tables, batch, clients, *figures, _ in _tables("docs/inference.md", "| MLPs |"):
-        row = measured[mlps, tables, int(batch.replace(",", "")), int(clients)]
+    keys = "run", "precision", "tables_precision", "tables_memory", "batch", "clients"
+    pinned = [row for row in read_rows("inference_h200") if row["request"].startswith("pinned")]
+    measured = {(row["system"], *(row[key] for key in keys)): row for row in pinned}
+    assert len(measured) == len(pinned)
+    page, found = "docs/inference.md", []
+    for run, mlps, tables, batch, clients, *figures, goal in _tables(page, "| model | MLPs |"):
+        table, _, memory = tables.partition(", in ")
+        where = memory.removesuffix(" memory") or "device"
+        size = int(batch.replace(",", ""))
+        row = measured["trainmark", run.strip("`"), mlps, table, where, size, int(clients)]
         expected = row["median_ms"], row["p99_ms"], row["samples_per_s"] / 1e6
         assert [float(figure) for figure in figures] == pytest.approx(expected, rel=0.01)
+        number, _, unit = goal.partition(" ")
+        if unit:
+            median_ms, _, rate = expected
+            assert rate >= float(number) if unit == "M/s" else median_ms <= float(number)
+        found.append(row)
+    assert len(found) == 21
+    for batch, *figures in _tables(page, "| batch | ours"):
+        systems = "trainmark", "PyTorch, compiled", "PyTorch, eager"
+        size = int(batch.replace(",", ""))
+        rows = [measured[s, "dlrm-small", "fp16", "fp32", "device", size, 1] for s in systems]
+        medians = [row["median_ms"] for row in rows]
+        assert [float(figure) for figure in figures] == pytest.approx(medians, rel=0.01)
