@@ -323,7 +323,7 @@ def _of_h200(case: str, held_out: bool, source: str, workload: str) -> dict[str,
     }
 
 
-EXCHANGES, REQUESTS = "dlrm_exchange_h200", "inference_h200"
+EXCHANGES, REQUESTS, BAGS = "dlrm_exchange_h200", "inference_h200", "dlrm_dcnv2_h200"
 
 
 def exchanged() -> list[dict[str, Any]]:
@@ -369,6 +369,23 @@ def requests() -> list[dict[str, Any]]:
     return rows
 
 
+def with_bags() -> list[dict[str, Any]]:
+    """DLRM-DCNv2; the constants of bags are fitted to its rows with bf16 tables."""
+    rows = []
+    for row in read_rows(BAGS):
+        if row["system"] != "trainmark":
+            continue
+        formats = (row["mlp_precision"], row["tables_precision"])
+        changes = {"data": "synthetic", "device": "cuda", "precision": formats[0]}
+        changes |= {"table_format": {"table_precision": formats[1], "state_precision": "bf16"}}
+        changes |= {"synthetic_ids": "uniform" if row["indices"] == "uniform" else "planted"}
+        cfg = resolve(with_changes(named_run("dlrm-dcnv2"), changes), H200)
+        case = f"dlrm-dcnv2 {formats[0]}, tables {formats[1]}, {row['indices']}"
+        rest = {"held_out": formats[1] != "bf16", "source": BAGS}
+        rows.append(planned(cfg, case=case, measured_s=row["step_ms"] / 1e3, **rest))
+    return rows
+
+
 def largest(table_rows: Sequence[int], count: int = 5) -> tuple[int, ...]:
     """The tables that the benchmark keeps in host memory."""
     by_rows = sorted(range(len(table_rows)), key=lambda table: -table_rows[table])
@@ -384,7 +401,7 @@ def on_cpus() -> list[dict[str, Any]]:
 
 
 def all_rows() -> list[dict[str, Any]]:
-    return [*of_llama3(), *swept(), *exchanged(), *requests(), *on_cpus()]
+    return [*of_llama3(), *swept(), *exchanged(), *with_bags(), *requests(), *on_cpus()]
 
 
 def of_llama3() -> list[dict[str, Any]]:

@@ -54,7 +54,7 @@ and backward, and its gradient written and read."""
 # layer, of an optimiser with a state for each layer, of an exchange.
 OPERATIONS, OF_A_LAYER, OPTIMIZER_OPERATIONS, EXCHANGE_OPERATIONS = 246, 45, 32, 48
 ID_BYTES = 4
-REQUEST_S = 0.08e-3
+REQUEST_S = 0.06e-3
 """Of a request's start and end on the host: as those of one sample have it on an H200."""
 LAUNCH_S = 4e-6
 """Of starting one on a GPU, where it was not measured. An assumption."""
