@@ -88,6 +88,14 @@ def write_tensors(path: Path, tensors: dict[str, Any]) -> None:
     path.chmod(0o666 & ~umask)
 
 
+def reserve(path: Path) -> None:
+    """Disk for the whole of a sparse file that is then written through memory: where the disk is
+    full, this fails; later, SIGBUS would end the process."""
+    if hasattr(os, "posix_fallocate"):
+        with open(path, "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+
+
 def fsync_folder(folder: Path) -> None:
     """Make a rename inside `folder` survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)

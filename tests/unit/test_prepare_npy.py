@@ -179,6 +179,13 @@ def test_written_days_come_back(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.stack(found["ids"], 1), ids)
 
 
+def test_days_have_their_place_on_the_disk_before_they_are_written(tmp_path: Path) -> None:
+    """To fill a sparse file through memory, on a full disk, is the end of a process: SIGBUS."""
+    npy_files.DayWriter(tmp_path, 0, 100_000, 1, 3)
+    for path in tmp_path.iterdir():
+        assert 512 * path.stat().st_blocks >= path.stat().st_size > 100_000
+
+
 def test_generated_days_are_the_generated_dataset(tmp_path: Path) -> None:
     """Through npy or directly: the same ids and labels."""
     for form in ("npy", "split_binary"):

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainmark.errors import InputError, raise_all
-from trainmark.files import NPY_ERRORS
+from trainmark.files import NPY_ERRORS, reserve
 
 BLOCK_ROWS = 65_536
 SPARSE_KINDS = ("sparse", "sparse_multi_hot")
@@ -285,7 +285,10 @@ class DayWriter:
     ) -> None:
         def opened(kind: str, dtype: str, width: int) -> NDArray[Any]:
             path, mode = folder / f"day_{day}_{kind}.npy", "w+" if first_row is None else "r+"
-            return np.lib.format.open_memmap(path, mode, dtype, (rows, width), version=(1, 0))
+            array = np.lib.format.open_memmap(path, mode, dtype, (rows, width), version=(1, 0))
+            if first_row is None:
+                reserve(path)
+            return array
 
         self._dense = opened("dense", "<f4", num_numerical)
         self._sparse = opened("sparse", "<i4", num_categorical)

@@ -19,6 +19,7 @@ from trainmark.clicklog.engine.column_reader import ColumnReader
 from trainmark.clicklog.engine.splits import Block, NamedRows, RowSet, Split, SplitRule
 from trainmark.clicklog.engine.store import BlockRecord, Store
 from trainmark.errors import InputError
+from trainmark.files import reserve
 
 DIGIT_BITS = 16
 LEFT_OUT = 255
@@ -71,6 +72,7 @@ def divide(rule: SplitRule, store: Store, rows_per_file: Sequence[int], path: Pa
     keys = _keys(rule, store)
     bounds = _bounds(rule, store, rows_per_file, keys)
     codes = np.memmap(path, np.uint8, "w+", shape=store.rows)
+    reserve(path)
     thinned = _thinning(rule, store)
     counts = np.zeros(LEFT_OUT + 1, np.int64)
     for record in store.records:
