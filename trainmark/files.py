@@ -160,8 +160,7 @@ def building(output: Path, made_of: Any = None) -> Iterator[Path]:
     One process at a time. An exception removes the folder; what a killed process left is removed
     by the next one. `made_of`: see `checksums.seal`.
     """
-    output = Path(os.path.realpath(output))  # of a link, what it names
-    beside = output.with_name(f".{output.name}.partial")
+    output, beside = in_the_making(output, "partial")
     try:
         with locked(beside / "lock", f"Another process is writing {output} now."):
             try:
@@ -175,6 +174,24 @@ def building(output: Path, made_of: Any = None) -> Iterator[Path]:
                 shutil.rmtree(beside, ignore_errors=True)
     except OSError as error:
         raise InputError(f"{output} cannot be written: {error.strerror or error}.") from error
+
+
+def in_the_making(output: Path, kind: str) -> tuple[Path, Path]:
+    """A folder to be written, of a link what it names, and the folder beside it that becomes it.
+
+    Refused is what cannot be replaced, or would be gone from under a shell: before the work, not
+    after it.
+    """
+    output = Path(os.path.realpath(output))
+    is_empty = output.is_dir() and not any(output.iterdir())
+    is_here = is_empty and os.path.samefile(output, ".")
+    if is_here or (is_empty and os.path.ismount(output)):
+        what = "the folder that you are in" if is_here else "where a disk is mounted"
+        raise InputError(
+            f"{output} is {what}; expected a folder that can appear when it is whole, "
+            f"such as {output / 'data'}."
+        )
+    return output, output.parent / f".{output.name}.{kind}"
 
 
 def locked(path: Path, otherwise: str) -> BinaryIO:

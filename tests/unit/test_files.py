@@ -115,6 +115,29 @@ def test_a_lock_of_a_preparation_that_is_a_link_is_refused_and_its_target_kept(
     assert precious.read_text() == "kept"
 
 
+# --- folders that cannot appear when they are whole
+
+
+def test_a_folder_that_cannot_be_replaced_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log.csv").write_text("label,a\n" + "0,x\n1,y\n" * 40)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    csv = ["prepare", "csv", "--input", str(tmp_path / "log.csv"), "--output"]
+    synthetic = ["prepare", "synthetic", "--rows", "300", "--days", "2", "--output", str(here)]
+    for words in ([*csv, ".", "--columns", "label=label categorical=a"], synthetic):
+        refused(capsys, words, f"{here} is the folder that you are in", f"such as {here / 'data'}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == here)
+    with pytest.raises(InputError, match="is where a disk is mounted"), files.building(here):
+        pytest.fail("It was entered.")
+    refused(capsys, [*csv, "/", "--columns", "label=label categorical=a"], "/ is not empty")
+    assert not any(here.iterdir())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "log.csv"]
+
+
 # --- two processes, one output
 
 

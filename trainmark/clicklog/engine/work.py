@@ -30,8 +30,7 @@ class Work:
     """
 
     def __init__(self, output: Path) -> None:
-        self.output = Path(os.path.realpath(output))  # of a link, what it names
-        self.folder = self.output.with_name(f".{self.output.name}.work")
+        self.output, self.folder = files.in_the_making(output, "work")
         self.blocks = self.folder / "blocks"
         self.dataset = self.folder / "dataset"
         self.block_log = Log(self.folder / "blocks.jsonl")
