@@ -68,7 +68,8 @@ def main(
     arguments = [word for word in arguments if word != "--debug"]  # every verb takes it
     try:
         return _dispatch(arguments, started)
-    except (InputError, OSError, MemoryError) as error:  # OSError: a full disk, no permission
+    # OSError: a full disk, no permission. UnicodeEncodeError: a path that Arrow takes as text only.
+    except (InputError, OSError, MemoryError, UnicodeEncodeError) as error:
         (tell or _tell)(error, debug)
         return 2
     except RuntimeError as error:

@@ -16,6 +16,7 @@ class InputError(ValueError):
 
 _REMEDIES = {
     errno.ENOSPC: "Free some space, or write to another disk.",
+    errno.EEXIST: "It should be a folder, not a file or a link to nothing.",
     errno.ENOTDIR: "One of the folders in this path is a file.",
     errno.EACCES: "Change its permissions, or give another path.",
     errno.EROFS: "Give another path.",
@@ -24,6 +25,11 @@ _REMEDIES = {
 
 def in_words(error: Exception) -> str:
     """An error as a sentence; Python's words for a file that cannot be used are none."""
+    if isinstance(error, UnicodeEncodeError):
+        return (
+            f"{error.object[:300]} is not text in UTF-8, which is needed here. Give another path; "
+            "or, if it is one, set LC_ALL=C.UTF-8."
+        )
     if not isinstance(error, OSError) or not error.strerror:
         return str(error) or "Out of memory." if isinstance(error, MemoryError) else str(error)
     what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror

@@ -375,6 +375,26 @@ def test_a_path_that_is_no_text_is_printed_byte_by_byte(
     assert printed.getvalue() == os.fsencode(page) + b"\n"
 
 
+def test_a_path_that_arrow_cannot_take_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log.csv").write_text("label,a\n" + "0,x\n1,y\n" * 40)
+    words = ["prepare", "csv", "--input", str(tmp_path / "log.csv")]
+    words += ["--columns", "label=label categorical=a", "--output"]
+    assert main([*words, str(tmp_path / os.fsdecode(b"\xff"))]) == 2
+    said = capfd.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"trainmark: {tmp_path}")
+    assert "is not text in UTF-8" in said
+    assert "LC_ALL=C.UTF-8" in said
+
+
+def test_a_folder_that_is_a_link_to_nothing_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+    refused(capsys, small(output=tmp_path / "link"), "a folder, not a file or a link to nothing")
+
+
 def test_a_misspelt_choice_is_told_with_the_choices_in_order() -> None:
     box = (
         "╭─ Invalid choice ─╮\n│ invalid choice 'nvidi' for argument '--like'. Expected one of │\n"
