@@ -214,3 +214,29 @@ def test_the_readme() -> None:
         ratio = peer_value / our_value if by_time else our_value / peer_value
         assert_rounded(shown.removesuffix(" x"), medians.pop(0) if of_rounds else ratio)
     assert not medians
+
+
+def test_cores_of_preparation() -> None:
+    rows = read_rows("prepare_cores")
+    large = [row for row in rows if row["kind"] == "criteo" and row["rows"] == 100_000_000]
+    page = (ROOT / "docs/preparation_speed.md").read_text()
+    runs = [only(large, cores=cores, output="memory") for cores in (1, 2, 4, 8, 16)]
+    runs.append(only(large, output="memory, again"))
+    figures = [
+        (
+            run["seconds"],
+            run["phase_seconds"]["parse"],
+            run["phase_seconds"]["encode"],
+            run["cpu_seconds"] / 100,
+        )
+        for run in runs
+    ]
+    lines = table("cores | 1 |", page)
+    assert len(lines) == 4
+    for (_, *shown), values in zip(lines, zip(*figures, strict=True), strict=True):
+        for one, value in zip(shown, values, strict=True):
+            assert_rounded(one, value)
+    disk = only(large, output="disk")["seconds"]
+    answers = [time.split()[0] for _, _, time in table("log | machine |", page)]
+    for shown, value in zip(answers[1:3], (runs[4]["seconds"], disk), strict=True):
+        assert_rounded(shown, value)
