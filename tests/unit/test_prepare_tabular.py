@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -427,6 +428,26 @@ def test_headers_that_cannot_be_read(tmp_path: Path) -> None:
     path.write_bytes("label,städte\n1,Zürich\n".encode("latin-1"))
     source = CsvSource([path], AskedColumns(text="label=label categorical=st*"))
     assert source.schema.categorical[0].name.startswith("st")
+
+
+def test_an_earlier_output_of_the_same_name_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one process, as of a notebook: strings of another log, as many in each file."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})  # this one does all of the work
+    logs = [(["a", "b"], ["c", "d"]), (["b", "c"], ["a", "d"]), (["a", "c"], ["b", "d", "e"])]
+    for log in logs:
+        shutil.rmtree(tmp_path / "data", ignore_errors=True)
+        for number, words in enumerate(log):
+            lines = [f"{i % 2},{i},{words[i % len(words)]}" for i in range(60)]
+            (tmp_path / f"log_{number}.csv").write_text("\n".join(["y,n,word", *lines, ""]))
+        columns = "label=y numerical=n categorical=word"
+        output = prepare(tmp_path, "log_*.csv", columns=columns)
+        vocabulary = pa.parquet.read_table(output / "vocabulary" / "cat_0.parquet").to_pylist()
+        words_of = {entry["id"]: entry["value"] for entry in vocabulary}
+        for mapping, words in (("train", log[0]), ("test", log[1])):
+            found = {words_of.get(i) for i in read(output, mapping)["ids"][0].tolist()}
+            assert found == set(words), log
 
 
 def test_second_run_and_new_data_with_the_old_vocabulary(

@@ -1,7 +1,6 @@
 """Reads a categorical column of the store, for counting and encoding."""
 
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ class ColumnReader:
     def _final(self, record: BlockRecord, numbers: Array) -> Array:
         """Numbers that mean the same in all blocks."""
         if self.kind == "string":
-            numbers = _block_numbers(self.store.folder, record.index, self.column)[numbers]
+            numbers = self.store.string_numbers(record.index, self.column)[numbers]
         return numbers % self.dtype.type(self.modulus) if self.modulus else numbers
 
     def dictionary(self, record: BlockRecord) -> tuple[Array, Array]:
@@ -147,10 +146,3 @@ class ColumnReader:
         from trainmark.clicklog.arrays import strings
 
         return strings.all_strings_path(self.store.folder, self._first)
-
-
-@lru_cache(maxsize=4)
-def _block_numbers(folder: Path, index: int, column: int) -> Array:
-    from trainmark.clicklog.arrays import strings
-
-    return np.fromfile(strings.numbers_path(folder, index, column), np.uint32)

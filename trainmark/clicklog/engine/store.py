@@ -19,6 +19,7 @@ record (a line in blocks.jsonl) says where things are, and what the file's check
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,9 @@ class Store:
         self.folder, self.schema, self.records = folder, schema, list(records)
         self.seed, self.bits = seed, bits
         self._descriptors = _Descriptors()
+        # Of this store alone: another run of this process may have a folder of the same name.
+        self.string_numbers = lru_cache(maxsize=4)(partial(_string_numbers, folder))
+        """Of a block's own strings in a column: their numbers in the whole column."""
         self.rows = sum(record.rows for record in self.records)
         self.bounds = np.zeros((len(self.records), (1 << bits) + 1), np.uint32)
         """[blocks, buckets + 1]: the places where each bucket of a block starts, and its end."""
@@ -334,6 +338,12 @@ class Store:
             offset += stored.distinct * (dtype.itemsize + 4)
             dtype = np.dtype(f"u{stored.width}")
         return self._read(record, offset + start * stored.width, stop - start, dtype)
+
+
+def _string_numbers(folder: Path, index: int, column: int) -> Array:
+    from trainmark.clicklog.arrays import strings  # pyarrow, which logs without strings do without
+
+    return np.fromfile(strings.numbers_path(folder, index, column), np.uint32)
 
 
 class _Descriptors:
