@@ -1,7 +1,7 @@
 """The one exception that users see: a sentence, without a traceback, exit code 2."""
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
 from os.path import isdir
@@ -46,13 +46,27 @@ def out_of_memory(error: RuntimeError) -> InputError | None:
     return InputError(f"Out of memory ({sentence}). Use a smaller micro_batch.")
 
 
+MOST_PROBLEMS, MOST_NAMES = 20, 100
+"""That a message tells. A file of 2,000 columns may have one with each."""
+
+
 def raise_all(problems: Iterable[str]) -> None:
-    """Raise one `InputError` that names every problem; return if there is none."""
+    """Raise one `InputError` that names every problem, of many the first; return if there is
+    none."""
     problems = list(problems)
     if len(problems) == 1:
         raise InputError(problems[0])
     if problems:
-        raise InputError(f"{len(problems)} problems:\n" + "\n".join(f"- {p}" for p in problems))
+        lines = [f"- {problem}" for problem in problems[:MOST_PROBLEMS]]
+        if more := problems[MOST_PROBLEMS:]:
+            lines.append(f"- and {len(more):,} more")
+        raise InputError("\n".join([f"{len(problems):,} problems:", *lines]))
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence, of many the first."""
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def no_file_matches(pattern: str, flag: str = "--input") -> InputError:
@@ -74,4 +88,4 @@ def unknown(kind: str, received: str, known: Iterable[str]) -> InputError:
     known = list(known)
     near = get_close_matches(received, known, n=1, cutoff=0.5)
     hint = f"Did you mean {near[0]!r}? " if near else ""
-    return InputError(f"Unknown {kind} {received!r}. {hint}Known: {', '.join(known)}.")
+    return InputError(f"Unknown {kind} {received!r}. {hint}Known: {listed(known)}.")

@@ -135,6 +135,31 @@ def test_missing_is_proposed_for_csv_files_only(tmp_path: Path) -> None:
 # --- what --columns says
 
 
+@pytest.mark.parametrize(
+    ("columns", "parts"),
+    [
+        (None, ["has the columns y, f0, f1, ", " and 1,901 more. Say with --columns"]),
+        ("label=no numerical=*", ["Unknown column", "Known: y, f0, f1, ", " and 1,901 more."]),
+        ("label=y numerical=f* categorical=f*", ["2,000 problems:", "'f19' twice", "1,980 more"]),
+        ("label=y numerical=*", ["column 2 is 'f1999', there 'f0'. All files need the same col"]),
+    ],
+)
+def test_files_of_many_columns_have_short_messages(
+    columns: str | None, parts: list[str], tmp_path: Path
+) -> None:
+    names = [f"f{number}" for number in range(2000)]
+    for name, header in (("log_1", names), ("log_2", names[::-1])):
+        (tmp_path / f"{name}.csv").write_text(",".join(["y", *header]) + "\n")
+    pattern = "log_*.csv" if columns == "label=y numerical=*" else "log_1.csv"
+    with pytest.raises(InputError) as error:
+        csv_data.prepare(
+            csv_data.Options(input=str(tmp_path / pattern), output=tmp_path / "d", columns=columns)
+        )
+    for part in parts:
+        assert part in str(error.value)
+    assert len(str(error.value)) < 1500
+
+
 def test_a_first_line_that_is_data(tmp_path: Path) -> None:
     for columns in ("label=1 numerical=3", "label=clicked numerical=price"):
         with pytest.raises(InputError, match=r"Unknown column .* is no header, give --no-header"):

@@ -108,7 +108,10 @@ def test_files_of_each_split(tmp_path: Path) -> None:
         ({"train": "a.csv", "test": "b.csv", "holdout": "0.5"}, "--holdout and --test-half divide"),
         ({"train": "a.csv", "test": "b.csv", "split_by": "seen"}, "--split-by seen divides --inpu"),
         ({"train": "a.csv", "test": "[ab].csv"}, "a.csv is in two of --train, --test"),
+        ({"train": "a.csv", "test": "link.csv"}, "link.csv is the same file as a.csv: give one"),
+        ({"input": "[al]*.csv"}, "link.csv is the same file as a.csv: give one of them"),
         ({"train": "a.csv", "test": "x.csv"}, "No file matches --test"),
+        ({"input": ("a.csv", "empty.csv")}, "0 held out; .*last file are held out; --holdout 0.1"),
         ({"train": "a.csv", "test": "empty.csv"}, "The files of --test have no rows"),
         ({"input": "a.csv", "holdout": "random:2"}, "random:0.1 takes them at random"),
         ({"input": "a.csv", "holdout": "random", "split_by": "seen"}, "Give one of the two"),
@@ -128,6 +131,7 @@ def test_what_cannot_be_divided(
     rows = [row | {"one": 1, "two": i % 2} for i, row in enumerate(random_rows(50))]
     for name in ("a.csv", "b.csv", "c.csv"):
         write(tmp_path / name, rows)
+    (tmp_path / "link.csv").symlink_to("a.csv")
     write(tmp_path / "empty.csv", rows[:1])
     (tmp_path / "empty.csv").write_text(",".join(rows[0]) + "\n")
     with pytest.raises(InputError, match=message):

@@ -1,6 +1,7 @@
 """What `prepare criteo`, `csv` and `parquet` share: their flags, and the job that these ask for."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -89,7 +90,9 @@ def find_files(options: LogOptions) -> tuple[list[Path], SplitFiles]:
     """The files to read, in order, and how many of them each split has, where flags say so."""
     named = {"train": options.train, "test": options.test, "validation": options.validation}
     if not any(named.values()):
-        return find_days(options.input, options.bad_rows), None
+        paths = find_days(options.input, options.bad_rows)
+        _refuse_links(paths)
+        return paths, None
     if options.input or not (options.train and options.test):
         raise InputError(
             "Give --input, whose rows are divided, or --train and --test (and --validation)."
@@ -105,9 +108,19 @@ def find_files(options: LogOptions) -> tuple[list[Path], SplitFiles]:
     twice = [path for path in paths if paths.count(path) > 1]
     if twice:
         raise InputError(f"{twice[0]} is in two of --train, --test and --validation.")
+    _refuse_links(paths)
     if options.to == "npy" and "validation" not in found:
         raise InputError("--to npy needs a validation split: give --validation.")
     return paths, {name: len(files) for name, files in found.items()}
+
+
+def _refuse_links(paths: Sequence[Path]) -> None:
+    """Rows that were read twice would be trained on and held out."""
+    first: dict[str, Path] = {}
+    for path in paths:
+        other = first.setdefault(os.path.realpath(str(path)), path)
+        if other != path:
+            raise InputError(f"{path} is the same file as {other}: give one of them.")
 
 
 def make_job(

@@ -135,18 +135,19 @@ class SplitRule:
     def train_rows(self, rows_per_file: Sequence[int]) -> int:
         """How many rows train."""
         rows = sum(rows_per_file)
-        fraction = self._fraction()
+        fraction, hint = self._fraction(), ""
         if fraction is not None:
             held_out = int(rows * fraction)
         elif len(rows_per_file) == 1 or self.by or self.is_random:
             held_out = rows // DAYS_IN_SINGLE_FILE
         else:
             held_out = rows_per_file[-1]
+            hint = " Those of the last file are held out; --holdout 0.1 takes a tenth of all."
         train = rows - held_out
         if not train or held_out < 2:
             raise InputError(
                 f"The input has {train} rows to train on and {held_out} held out; "
-                "at least 1 and 2 are needed."
+                f"at least 1 and 2 are needed.{hint}"
             )
         return train
 

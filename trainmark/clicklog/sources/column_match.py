@@ -10,7 +10,7 @@ from trainmark.clicklog.sources import column_spec, number_readings
 from trainmark.clicklog.sources.column_spec import ColumnUse
 from trainmark.clicklog.sources.row_columns import NOTHING, RowColumns
 from trainmark.clicklog.sources.rows import Schema
-from trainmark.errors import InputError, raise_all
+from trainmark.errors import InputError, listed, raise_all
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _uses(
     if old is None:
         if given is None:
             raise InputError(
-                f"{source} has the columns {', '.join(columns)}. Say with --columns what those to "
+                f"{source} has the columns {listed(columns)}. Say with --columns what those to "
                 "be read are, such as 'label=clicked numerical=age,price categorical=user,city "
                 "timestamp=seen_at'."
             )

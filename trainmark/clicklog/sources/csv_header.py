@@ -1,6 +1,7 @@
 """The names of a CSV file's columns, and hints where a file is not what it was said to be."""
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -47,13 +48,26 @@ def column_names(files: Sequence[Path], delimiter: str, header: bool) -> list[st
     for path in files[1:]:
         other = [field.strip(" ") for field in _first_line(path, delimiter)]
         if other != first:
-            raise InputError(f"{path} has the header {other}, but {files[0]} has {first}.")
+            raise InputError(
+                f"{path} has another header than {files[0]}: {_first_difference(other, first)}. "
+                "All files need the same columns in the same order."
+            )
     repeated = sorted({name for name in first if first.count(name) > 1})
     if repeated:
         raise InputError(
             f"{files[0]} has more than one column {', '.join(repeated)}. Rename all but one."
         )
     return first
+
+
+def _first_difference(names: Sequence[str], expected: Sequence[str]) -> str:
+    pairs = zip_longest(names, expected)
+    place, (name, other) = next((n, pair) for n, pair in enumerate(pairs, 1) if len(set(pair)) > 1)
+    return f"its column {place} is {_quoted(name)}, there {_quoted(other)}"
+
+
+def _quoted(name: str | None) -> str:
+    return "none" if name is None else f"{name!r:.80}"
 
 
 def _first_line(path: Path, delimiter: str) -> list[str]:
