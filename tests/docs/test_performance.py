@@ -233,9 +233,9 @@ def test_cores_of_preparation() -> None:
     ]
     lines = table("cores | 1 |", page)
     assert len(lines) == 4
-    for (_, *shown), values in zip(lines, zip(*figures, strict=True), strict=True):
-        for one, value in zip(shown, values, strict=True):
-            assert_rounded(one, value)
+    for (_, *cells), values in zip(lines, zip(*figures, strict=True), strict=True):
+        for cell, value in zip(cells, values, strict=True):
+            assert_rounded(cell, value)
     disk = only(large, output="disk")["seconds"]
     answers = [time.split()[0] for _, _, time in table("log | machine |", page)]
     for shown, value in zip(answers[1:3], (runs[4]["seconds"], disk), strict=True):
