@@ -1,6 +1,7 @@
 """The one exception that users see: a sentence, without a traceback, exit code 2."""
 
 import errno
+import os
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -32,8 +33,14 @@ def in_words(error: Exception) -> str:
         )
     if not isinstance(error, OSError) or not error.strerror:
         return str(error) or "Out of memory." if isinstance(error, MemoryError) else str(error)
-    what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return f"{what}. {_REMEDIES.get(error.errno or 0, '')}".rstrip()
+    return f"{error.filename}: {reason(error)}" if error.filename else reason(error)
+
+
+def reason(error: OSError) -> str:
+    """Why the system refused something, and what helps; Arrow's errors tell it in words of their
+    own."""
+    why = os.strerror(error.errno) if error.errno else str(error).rstrip(".")
+    return f"{why}. {_REMEDIES.get(error.errno or 0, '')}".rstrip()
 
 
 def out_of_memory(error: RuntimeError) -> InputError | None:

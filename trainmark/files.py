@@ -15,7 +15,7 @@ from tokenize import TokenError
 from typing import Any, BinaryIO
 
 from trainmark import checksums
-from trainmark.errors import InputError
+from trainmark.errors import InputError, reason
 
 # --- files
 
@@ -173,7 +173,7 @@ def building(output: Path, made_of: Any = None) -> Iterator[Path]:
             finally:
                 shutil.rmtree(beside, ignore_errors=True)
     except OSError as error:
-        raise InputError(f"{output} cannot be written: {error.strerror or error}.") from error
+        raise InputError(f"{output} cannot be written: {reason(error)}") from error
 
 
 def in_the_making(output: Path, kind: str) -> tuple[Path, Path]:

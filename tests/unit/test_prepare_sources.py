@@ -1,7 +1,9 @@
 """The engine with other columns than Criteo's: strings, 64-bit numbers, floating-point numbers."""
 
+import gzip
 import itertools
 import random
+import resource
 import threading
 import time
 from collections import Counter
@@ -15,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.unit.logs import prepare_log
 from tests.unit.test_prepare_engine import files
 from trainmark.clicklog.arrays import primitives, strings
 from trainmark.clicklog.engine import parse_phase
@@ -258,6 +261,25 @@ def test_unpacking_stays_a_few_pieces_ahead_where_the_disk_is_full(
                 assert len(taken) > 1 or not too_far.wait(0.2)
             assert taken == list(range(50))
     assert not too_far.is_set()
+
+
+@pytest.mark.parametrize("most", [1 << 12, 1 << 15, 1 << 17])
+@pytest.mark.parametrize("name", ["log.csv", "log.csv.gz"])
+def test_a_full_disk_is_told_by_its_reason(name: str, most: int, tmp_path: Path) -> None:
+    """Whatever writes at that moment; a limit on the size of files stands for it."""
+    lines = [f"{i % 2},{i}.5,{'user' * (i % 9)}{i}" for i in range(20_000)]
+    opener = gzip.open if name.endswith(".gz") else open
+    with opener(tmp_path / name, "wt") as file:
+        file.write("\n".join(["y,n,user", *lines, ""]))
+    columns = "label=y numerical=n categorical=user"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        with pytest.raises(InputError, match=r"data cannot be written: File too large\.$"):
+            prepare_log(tmp_path / name, tmp_path / "data", columns=columns)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -199,7 +199,7 @@ class IdLookup:
         arrays = [self.table] if FAST else [self.values, self.ids.astype(self.values.dtype)]
         with path.open("wb") as file:
             for array in arrays:
-                array.tofile(file)
+                file.write(array.data)
 
     @classmethod
     def read(cls, path: Path, dtype: Any) -> "IdLookup":

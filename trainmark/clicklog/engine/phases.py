@@ -142,9 +142,12 @@ class EmbeddedEngine:
         needed = rows * (self._stored_bytes() + out_bytes + 4)
         there = sum(p.stat().st_size for p in self.work.folder.rglob("*") if p.is_file())
         free = shutil.disk_usage(self.work.folder).free
+        has_texts = any(column.kind == "string" for column in schema.stored)
+        texts = ", and some three times the size of all distinct texts" if has_texts else ""
         progress.say(
             f"about {rows:,} rows; needs about {readable_size(needed)} of disk while it works, "
-            f"of which {readable_size(rows * out_bytes)} stay; {readable_size(free)} are free"
+            f"of which {readable_size(rows * out_bytes)} stay{texts}; "
+            f"{readable_size(free)} are free"
         )
         if needed - there > free:
             raise InputError(

@@ -92,7 +92,7 @@ class Spilled:
     def write(cls, counts: Counts, path: Path) -> "Spilled":
         with path.open("wb") as file:
             for array in counts.arrays:
-                array.tofile(file)
+                file.write(array.data)
         kind, keyed = counts.values.dtype.str, len(counts.firsts) > 0
         return cls(path, kind, len(counts), counts.distinct, keyed)
 

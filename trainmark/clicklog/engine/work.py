@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import psutil
 
 from trainmark import files
-from trainmark.errors import InputError
+from trainmark.errors import InputError, reason
 from trainmark.files import write_atomically
 
 LOCK_SECONDS = 30
@@ -51,7 +51,7 @@ class Work:
                         shutil.rmtree(self.folder, ignore_errors=True)
         except OSError as error:
             raise InputError(
-                f"{error.filename or self.output} cannot be written: {error.strerror or error}."
+                f"{error.filename or self.output} cannot be written: {reason(error)}"
             ) from error
 
     def _locked(self) -> BinaryIO:

@@ -328,7 +328,7 @@ def _unpacked(path: Path, position: Position, piece_bytes: int, folder: Path) ->
         while not ended:
             text, carried, ended = _next_text(file, piece_bytes, carried)
             to = folder / f"{position.file}.{position.offset}"
-            text.buffer[: text.length].tofile(to)
+            to.write_bytes(text.buffer[: text.length].data)
             stop = (
                 Position(position.file + 1)
                 if ended
