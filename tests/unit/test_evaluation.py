@@ -46,10 +46,10 @@ def lines(rows: int = ROWS, seed: int = 0) -> list[str]:
     ]
 
 
-def prepared(folder: Path) -> Path:
+def prepared(folder: Path, columns: str = COLUMNS) -> Path:
     """The folder, with log.csv and what it is prepared to, `data`."""
     (folder / "log.csv").write_text("\n".join([HEADER, *lines()]) + "\n")
-    prepare_log(folder / "log.csv", folder / "data", columns=COLUMNS)
+    prepare_log(folder / "log.csv", folder / "data", columns=columns)
     return folder
 
 

@@ -71,6 +71,18 @@ def test_scores_are_those_of_evaluate_and_columns_are_carried_along(
     assert as_csv["seen"].to_pylist() == [int(row.split(",")[-1]) for row in ROWS]
 
 
+def test_a_model_of_numbers_alone(tmp_path: Path) -> None:
+    folder = prepared(tmp_path, columns="label=clicked numerical=price")
+    train(folder, "run")
+    (tmp_path / "new.csv").write_text("\n".join([HEADER, *ROWS]) + "\n")
+    evaluate(folder / "run", "--input", str(tmp_path / "new.csv"))
+    np.testing.assert_allclose(
+        predict(folder / "run", tmp_path / "s.parquet")["score"],
+        expected(folder / "run"),
+        atol=1e-6,
+    )
+
+
 def test_values_that_the_model_does_not_know_are_warned_of(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -113,5 +113,7 @@ def _scores(clicks: Clicks, encoded: EncodedFiles, done: int) -> Iterator[Scored
 def _score(clicks: Clicks, source: SplitBinary, start: int, stop: int) -> np.ndarray:
     rows = Columns.empty(stop - start, source)
     source.read(start, stop, rows)
-    ids = np.concatenate([column.reshape(len(column), -1) for column in rows.ids], 1, dtype="i8")
+    columns = [column.reshape(len(column), -1) for column in rows.ids]
+    none = np.empty((len(rows.numerical), 0), "i8")  # a model of numbers alone has no other
+    ids = np.concatenate([none, *columns], 1, dtype="i8")
     return clicks(rows.numerical.astype(np.float32), ids)
