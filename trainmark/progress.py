@@ -77,6 +77,16 @@ class SafeConsole(Console):
         """Print a sentence, in one line however long it is."""
         self.print(text, style=style, highlight=False, soft_wrap=True)
 
+    def _write_buffer(self) -> None:
+        """Progress that nobody can read any more, of a closed terminal or on a full disk, ends no
+        work; results do."""
+        try:
+            super()._write_buffer()
+        except OSError:
+            if not self.stderr:
+                raise
+            self.quiet = True
+
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text), **options | {"markup": False, "emoji": False})
 

@@ -1,7 +1,10 @@
 """Tables of results: in the published form, beside what was published, and side by side."""
 
+import io
 import re
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -271,3 +274,19 @@ def test_names_of_columns_are_neither_markup_nor_commands(
     printed = capsys.readouterr().out
     assert "[bold]a" in printed
     assert r"[red]b\x1b[31m" in printed
+
+
+@pytest.mark.parametrize("stream", ["stderr", "stdout"])
+def test_progress_that_nobody_can_read_ends_no_work_and_results_do(
+    stream: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, stream, _Full())
+    console = SafeConsole(stderr=stream == "stderr")
+    for _ in range(2):
+        with nullcontext() if console.stderr else pytest.raises(OSError, match="full"):
+            console.say("step 10")
+
+
+class _Full(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError("full")

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM ask a run to stop at the next step, so that it can save first."""
+"""Ctrl-C, SIGTERM and a closed terminal ask a run to stop at the next step; it saves first."""
 
 import os
 import signal
@@ -9,14 +9,18 @@ from typing import Any
 SAME_REQUEST_S = 5.0
 
 
+def stop_signals() -> list[signal.Signals]:
+    """Those that ask for an end; not a closed terminal, SIGHUP, where `nohup` has it ignored."""
+    hung_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hung_up]
+
+
 class StopRequest:
     """While entered, the first signal is a request; a second one ends the process at once.
 
     To a rank, one request may come twice: from the scheduler, which signals every process of a
     job, and from the launcher, which passes on what it got.
     """
-
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
         self.signal_number = 0
@@ -30,7 +34,7 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         try:
-            self._previous = {s: signal.signal(s, self._note) for s in self.SIGNALS}
+            self._previous = {s: signal.signal(s, self._note) for s in stop_signals()}
         except ValueError:  # not in the main thread: its owner handles signals
             self._previous = {}
         return self

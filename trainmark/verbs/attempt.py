@@ -18,7 +18,7 @@ from trainmark.config import Run, TrainOptions
 from trainmark.errors import InputError, in_words, out_of_memory
 from trainmark.hardware import backends
 from trainmark.run.progress import Watch
-from trainmark.run.signals import StopRequest
+from trainmark.run.signals import stop_signals
 
 DONE, OUT_OF_MEMORY, FAILED, PRUNED = "done", "OOM", "failed", "pruned"
 _SIGNS = ("Out of memory", "does not fit", "OutOfMemoryError")
@@ -150,14 +150,14 @@ def _start(command: list[str], log: Path) -> "subprocess.CompletedProcess[str]":
 
 
 class _Stops:
-    """While entered, Ctrl-C and SIGTERM are noted here, and are for the run."""
+    """While entered, Ctrl-C and the like are noted here, and are for the run."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
-        self._previous = {s: signal.signal(s, self._note) for s in StopRequest.SIGNALS}
+        self._previous = {s: signal.signal(s, self._note) for s in stop_signals()}
         return self
 
     def __exit__(self, *exc: object) -> None:
