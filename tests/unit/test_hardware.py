@@ -141,6 +141,8 @@ def test_every_key_can_be_a_cluster() -> None:
         ("", "expected HARDWARExNODESxDEVICES"),
         ("h20x1x8", "Did you mean 'h200'"),
         ("mi300x1x8", "Did you mean 'mi300x'"),
+        ("x100x1x8", "Unknown hardware 'x100'"),
+        ("h100x1x8x2", "more than two numbers"),
         ("a100x1x8", "several kinds: a100-40g, a100-80g"),
         ("h100x0x8", "at least 1"),
         ("h100x1x-8", "expected HARDWARExNODESxDEVICES"),

@@ -128,7 +128,7 @@ class Cluster:
                 "such as a100-40gx2x8 or cpux1x1."
             )
         hardware, nodes, devices = match.groups()
-        if hardware not in keys and re.search(r"x\d+$", hardware):
+        if hardware not in keys and re.sub(r"(x\d+)+$", "", hardware) in keys:
             raise InputError(
                 f"Cluster {text!r} has more than two numbers: expected HARDWARExNODESxDEVICES, "
                 "such as a100-40gx2x8."
