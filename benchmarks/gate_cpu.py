@@ -159,8 +159,8 @@ def _slow_down(folder: Path, clock: Clock) -> None:
     of_step, of_more = CLOCK_NAMES[clock]
     _replace(
         folder / "feed.py",
-        "        self._waits.begin()\n",
-        f"        self.began = time.{of_step}()\n        self._waits.begin()\n",
+        "        before = self._event()\n",
+        f"        self.began = time.{of_step}()\n        before = self._event()\n",
     )
     _replace(
         folder / "loop.py",

@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from trainmark.run import clocks as module
+from trainmark.run import feed
 from trainmark.run.clocks import Clocks
-from trainmark.run.feed import DeviceWaits, Feed, HostWaits
+from trainmark.run.feed import Feed
 
 
 class Time:
@@ -167,12 +169,37 @@ def test_the_device_is_waited_for_at_every_border(time: Time) -> None:
 # --- input wait
 
 
-def test_host_waits_leave_out_the_warmup() -> None:
-    clocks = Clocks(0.0, 1)
-    waits = HostWaits(clocks)
-    waits.fetched(5)
+class Trainer:
+    """Notes what it was asked to prepare."""
+
+    def __init__(self) -> None:
+        self.prepared: list[int] = []
+
+    def prepare(self, batch: int) -> SimpleNamespace:
+        self.prepared.append(batch)
+        return SimpleNamespace(number=batch, ready=None)
+
+
+def make_feed(batches: Iterator[int], trainer: Any, clocks: Clocks, device: str) -> Feed[Any, Any]:
+    return Feed(batches, trainer, clocks, torch.device(device))
+
+
+def test_a_cpu_waits_for_the_reader_but_not_in_the_warmup(
+    monkeypatch: pytest.MonkeyPatch, time: Time
+) -> None:
+    monkeypatch.setattr(feed, "time", time)
+
+    def batches() -> Iterator[int]:
+        for number, seconds in enumerate((5, 3, 2)):
+            time.passes(seconds)
+            yield number
+
+    clocks = Clocks(time.now, 1)
+    fed = make_feed(batches(), Trainer(), clocks, "cpu")
+    next(fed)
+    assert clocks.totals.input_wait == 0
     clocks.step_done(samples=1, tokens=0, partial=False)
-    waits.fetched(2)
+    next(fed)
     assert clocks.totals.input_wait == 2
 
 
@@ -183,41 +210,22 @@ class Event:
     def elapsed_time(self, other: "Event") -> float:
         return other.at_ms - self.at_ms
 
-    def wait(self) -> None: ...
 
-
-def test_device_waits_are_the_time_between_two_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_devices_waits_are_the_time_between_two_events(monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = Clocks(0.0, 0)
-    waits = DeviceWaits(clocks, None)
+    fed = make_feed(iter(range(2)), Trainer(), clocks, "meta")
     stamps = iter([10.0, 30.0, 100.0, 105.0])
-    monkeypatch.setattr(waits, "_record", lambda: Event(next(stamps)))
+    monkeypatch.setattr(fed, "_event", lambda: Event(next(stamps)))
     for _ in range(2):
-        waits.begin()
-        waits.fetched(99)
-        waits.until(Event(0))
+        next(fed)
     assert clocks.totals.input_wait == 0
-    waits.collect()
-    assert clocks.totals.input_wait == pytest.approx(0.025)
-    waits.collect()
-    assert clocks.totals.input_wait == pytest.approx(0.025)
+    for _ in range(2):  # of which the second finds nothing new
+        fed.collect_waits()
+        assert clocks.totals.input_wait == pytest.approx(0.025)
 
 
-def test_the_feed_prepares_one_batch_ahead_and_waits_for_the_reader_only() -> None:
-    from types import SimpleNamespace
-
-    prepared: list[int] = []
-
-    class Trainer:
-        def prepare(self, batch: int) -> SimpleNamespace:
-            prepared.append(batch)
-            return SimpleNamespace(number=batch, ready=None)
-
-    def batches() -> Iterator[int]:
-        yield from range(4)
-
-    trainer: Any = Trainer()
-    feed: Feed[Any, Any] = Feed(batches(), trainer, Clocks(0.0, 0), torch.device("cpu"))
-    seen = []
-    for batch in feed:
-        seen.append((batch.number, list(prepared)))
+def test_the_feed_prepares_one_batch_ahead() -> None:
+    trainer = Trainer()
+    fed = make_feed(iter(range(4)), trainer, Clocks(0.0, 0), "cpu")
+    seen = [(batch.number, list(trainer.prepared)) for batch in fed]
     assert seen == [(0, [0, 1]), (1, [0, 1, 2]), (2, [0, 1, 2, 3]), (3, [0, 1, 2, 3])]
