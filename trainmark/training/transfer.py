@@ -27,33 +27,32 @@ class Copier:
 
         With `make`, there is nothing to copy: it makes them on the device, like `tensors`.
         """
-        if self._stream is None:
-            return convert(tensors), None
-        with self._stream:
-            if make is None:
-                copies = [tensor.to(self.device, non_blocking=True) for tensor in tensors]
-            else:
-                copies = [torch.empty_like(tensor, device=self.device) for tensor in tensors]
-                make(copies)
-            converted = convert(copies)
-            ready = torch.Event(device=self.device)
-            ready.record()
+        converted, ready = self.then(lambda: convert(self._copied(tensors, make)))
         used_here(converted)
         return converted, ready
+
+    def _copied(self, tensors: list[Tensor], make: Make | None) -> list[Tensor]:
+        if self._stream is None:
+            return tensors
+        if make is None:
+            return [tensor.to(self.device, non_blocking=True) for tensor in tensors]
+        places = [torch.empty_like(tensor, device=self.device) for tensor in tensors]
+        make(places)
+        return places
 
     def into(
         self, places: list[Tensor], tensors: Sequence[Tensor], make: Make | None = None
     ) -> Any:
         """Copy to given places on a GPU, or `make`; the event after which they may be read."""
-        with self._stream:
+
+        def fill() -> None:
             if make is not None:
                 make(places)
-            else:
-                for place, tensor in zip(places, tensors, strict=True):
-                    place.copy_(tensor, non_blocking=True)
-            ready = torch.Event(device=self.device)
-            ready.record()
-        return ready
+                return
+            for place, tensor in zip(places, tensors, strict=True):
+                place.copy_(tensor, non_blocking=True)
+
+        return self.then(fill)[1]
 
     def then(self, function: Callable[[], Result], after: Any = None) -> tuple[Result, Any]:
         """Run `function` on the copies' stream, after them. Returns its result and an event.
