@@ -36,8 +36,8 @@ class Plan:
     """Why no time is predicted, where it is not."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Predicted seconds of a step on the device that the others wait for, by part."""
-    interval_s: tuple[float, float] | None = None
-    """The shortest and the longest step expected; None where nothing tells."""
+    off: tuple[float, float] | None = None
+    """The shortest and the longest step expected, in parts of the predicted one."""
     resources: Mapping[str, str] = field(default_factory=dict)
     """The resource that bounds each part: compute, memory bandwidth, the link, the host."""
     work: Work | None = None
@@ -58,6 +58,14 @@ class Plan:
     def step_s(self) -> float | None:
         """The predicted step of the slowest device."""
         return max((parts["step"] for parts in self.seconds), default=None)
+
+    @property
+    def interval_s(self) -> tuple[float, float] | None:
+        """The shortest and the longest step expected; None where nothing tells."""
+        if self.step_s is None or self.off is None:
+            return None
+        low, high = self.off
+        return self.step_s * low, self.step_s * high
 
     @property
     def bound_by(self) -> str | None:

@@ -83,13 +83,12 @@ def plan(cfg: DistilbertRun, cluster: Cluster) -> Plan:
     link = used_links(cluster)[-1:]  # the slowest hop of the ring
     said = sources(cluster, cfg.precision, [rate, "memory bandwidth", *link])
     parts = asdict(time)
-    batch, off = filled(cfg.global_batch), WITHIN if _is_like_measured(cfg, cluster) else ELSEWHERE
-    low, high = time.total * off[0], time.total * off[1]
+    batch = filled(cfg.global_batch)
     return Plan(
         memory=[memory],
         seconds=[{**parts, "step": time.total}],
         parts=parts,
-        interval_s=(low, high),
+        off=WITHIN if _is_like_measured(cfg, cluster) else ELSEWHERE,
         resources=RESOURCES,
         work=Work(
             amount=batch,

@@ -48,7 +48,7 @@ def plan(cfg: DlrmRun, cluster: Cluster) -> Plan:
         seconds=_seconds(prediction),
         no_time=prediction.unknown or None,
         parts=prediction.slowest,
-        interval_s=prediction.interval_s,
+        off=prediction.off,
         resources=RESOURCES,
         work=Work(
             amount=prediction.batch,

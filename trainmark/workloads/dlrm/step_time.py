@@ -84,17 +84,6 @@ class Prediction:
         """The slowest device's."""
         return sum(self.slowest.values()) if self.seconds else None
 
-    @property
-    def interval_s(self) -> tuple[float, float] | None:
-        """Between which the step is expected to be."""
-        if self.step_s is None:
-            return None
-        return self.step_s * self.off[0], self.step_s * self.off[1]
-
-    @property
-    def samples_per_s(self) -> float | None:
-        return None if self.step_s is None else self.batch / self.step_s
-
 
 def predict(cfg: DlrmRun) -> Prediction:
     """Memory and time of a resolved run on the cluster that it was resolved for."""

@@ -48,7 +48,7 @@ def plan(cfg: LlamaRun, cluster: Cluster) -> Plan:
         ],
         no_time=prediction.unknown or None,
         parts=dataclasses.asdict(prediction.slowest) if prediction.ranks else {},
-        interval_s=_interval_s(cfg, cluster, prediction),
+        off=WITHIN if _is_like_measured(cfg, cluster) else ELSEWHERE,
         resources=RESOURCES,
         work=Work(
             amount=prediction.tokens,
@@ -63,11 +63,6 @@ def plan(cfg: LlamaRun, cluster: Cluster) -> Plan:
         ],
         too_large=misfit(cfg.name, fullest, cluster, partial(_advice, cfg, cluster)),
     )
-
-
-def _interval_s(cfg: LlamaRun, cluster: Cluster, found: Prediction) -> tuple[float, float] | None:
-    low, high = WITHIN if _is_like_measured(cfg, cluster) else ELSEWHERE
-    return None if found.step_s is None else (low * found.step_s, high * found.step_s)
 
 
 def _is_like_measured(cfg: LlamaRun, cluster: Cluster) -> bool:
