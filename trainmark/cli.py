@@ -19,6 +19,7 @@ from trainmark import __version__
 from trainmark.config import TrainOptions
 from trainmark.errors import InputError, in_words, out_of_memory, unknown
 from trainmark.hardware.amx import avoid_missing_amx
+from trainmark.hardware.devices import Cluster
 from trainmark.verbs.flags import (
     first_line,
     first_word,
@@ -167,12 +168,12 @@ def _plan(arguments: list[str], started: float) -> None:
 
 
 @contextmanager
-def _cluster(options: "ShowOptions | TrainOptions") -> Iterator[str]:
+def _cluster(options: ShowOptions | TrainOptions) -> Iterator[Cluster]:
     """The cluster to resolve a run for. Inside the block, --hardware holds."""
     from trainmark.hardware.hardware_file import described
 
     with described(options.hardware) as found:
-        yield options.cluster or f"{found.key if found else 'cpu'}x1x1"
+        yield Cluster.parse(options.cluster or f"{found.key if found else 'cpu'}x1x1")
 
 
 def _calibrate(arguments: list[str], started: float) -> None:

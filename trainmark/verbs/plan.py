@@ -32,17 +32,16 @@ TOO_SHORT = (
 RIGHT_ALIGNED = ("table", "rows", "GiB, fp32")
 
 
-def plan(cfg: Run, cluster: str, json_file: Path | None) -> None:
+def plan(cfg: Run, cluster: Cluster, json_file: Path | None) -> None:
     """Print the plan of a run for a cluster; a run that does not fit is an `InputError`."""
-    parsed = Cluster.parse(cluster)
-    found = make_plan(dataclasses.replace(cfg, data=cfg.data or SYNTHETIC), parsed)
+    found = make_plan(dataclasses.replace(cfg, data=cfg.data or SYNTHETIC), cluster)
     if json_file and found.placement is None:
         raise InputError(f"--json writes where tables lie, and {cfg.name} has no tables.")
     console = wide_console()
-    console.print(_devices_table(cfg.name, parsed, found))
+    console.print(_devices_table(cfg.name, cluster, found))
     if found.tables:
         console.print("", _tables_table(found.tables), "", sep="\n")
-    lines = [*found.sentences, *_prediction(cfg, parsed, found), backends.sentence(cfg.device)]
+    lines = [*found.sentences, *_prediction(cfg, cluster, found), backends.sentence(cfg.device)]
     for line in filter(None, lines):
         console.say(line)
     if json_file:

@@ -29,24 +29,23 @@ class Choice:
     fits: bool
 
 
-def search(cfg: Run, cluster: str) -> None:
+def search(cfg: Run, cluster: Cluster) -> None:
     """Print the fastest layouts that fit, then the faster ones that do not."""
-    parsed = Cluster.parse(cluster)
-    found, refused = choices(cfg, parsed)
+    found, refused = choices(cfg, cluster)
     fitting = [choice for choice in found if choice.fits]
     best = fitting[0].step_s if fitting else float("inf")
     too_large = [choice for choice in found if not choice.fits and choice.step_s < best]
     console = wide_console()
     if fitting:
-        console.print(_table(f"{cfg.name} on {parsed}, fastest first", fitting, parsed))
+        console.print(_table(f"{cfg.name} on {cluster}, fastest first", fitting, cluster))
     if too_large:
-        console.print(_table("faster, but too large", too_large, parsed))
+        console.print(_table("faster, but too large", too_large, cluster))
     for line in _sentences(len(fitting), len(found), refused) if found else []:
         console.say(line)
     if not found:
-        raise InputError(" ".join([f"No layout of {cfg.name} can run on {parsed}.", *refused[:1]]))
+        raise InputError(" ".join([f"No layout of {cfg.name} can run on {cluster}.", *refused[:1]]))
     if not fitting:
-        raise InputError(f"No layout of {cfg.name} fits {parsed}. Use more or larger devices.")
+        raise InputError(f"No layout of {cfg.name} fits {cluster}. Use more or larger devices.")
 
 
 def choices(cfg: Run, cluster: Cluster) -> tuple[list[Choice], list[str]]:

@@ -59,9 +59,9 @@ def _count(number: float) -> str:
     return str(number)
 
 
-def resolved_run(cfg: Run, cluster: str) -> RenderableType:
+def resolved_run(cfg: Run, cluster: Cluster) -> RenderableType:
     """The configuration with everything filled in, and the model's size."""
-    resolved = resolve_for_show(cfg, Cluster.parse(cluster))
+    resolved = resolve_for_show(cfg, cluster)
     fields = Table(box=None, header_style="bold", title=f"{cfg.name} on {cluster}")
     fields.add_column("field")
     fields.add_column("value", overflow="fold")
@@ -87,13 +87,12 @@ def resolve_for_show(cfg: Run, cluster: Cluster) -> Run:
     return dataclasses.replace(resolved, data=cfg.data)
 
 
-def dry_run(cfg: Run, cluster: str) -> None:
+def dry_run(cfg: Run, cluster: Cluster) -> None:
     """Print the bytes per device of a run; one that does not fit is then an `InputError`."""
     from trainmark.run import memory
 
-    parsed = Cluster.parse(cluster)
     cfg = dataclasses.replace(cfg, data=cfg.data or SYNTHETIC)
-    resolved, plan = memory.dry_run(cfg, parsed)
+    resolved, plan = memory.dry_run(cfg, cluster)
     table = Table(
         box=None,
         title=f"{resolved.name} on {cluster}, per device",
@@ -110,8 +109,8 @@ def dry_run(cfg: Run, cluster: str) -> None:
     console.print(table)
     for text in _remarks(cfg, resolved):
         console.say(text)
-    too_large = misfit(cfg.name, plan, parsed, partial(memory.advice, cfg, parsed))
-    if too_large:
+    advice = partial(memory.advice, cfg, cluster)
+    if too_large := misfit(cfg.name, plan, cluster, advice):
         raise InputError(too_large)
 
 

@@ -223,17 +223,16 @@ def _one_field_table(plan: Sweep, swept: Sequence[SweptRun]) -> RenderableType:
     return attempts_table(name, rows, f"{plan.run.name} over {name}")
 
 
-def dry_runs(plan: Sweep, cluster: str) -> RenderableType:
+def dry_runs(plan: Sweep, cluster: Cluster) -> RenderableType:
     """Bytes per device for every choice of a grid, without running."""
     if plan.trials is not None:
         raise InputError("--dry-run cannot tell what a search will try: leave --trials out.")
-    parsed = Cluster.parse(cluster)
     plans = [
         PlannedRun(
             name=", ".join(f"{name} {value}" for name, value in values.items()),
             cells=list(values.values()),
             run=plan.parse(values)[0],
-            cluster=parsed,
+            cluster=cluster,
         )
         for values in grid(plan.fields)
     ]
