@@ -272,6 +272,11 @@ def to_plain(run: Run) -> dict[str, Any]:
     return plain
 
 
+def or_synthetic(run: AnyRun) -> AnyRun:
+    """The run; on generated rows, with sizes of its own, where its data is still to be given."""
+    return dataclasses.replace(run, data=run.data or SYNTHETIC)
+
+
 def differences(a: Run, b: Run, ignore: frozenset[str] = frozenset()) -> list[str]:
     """Dotted names of the fields in which two configurations differ."""
     of_a, of_b = (dict(flatten(to_plain(run))) for run in (a, b))

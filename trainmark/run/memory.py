@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainmark import workloads
-from trainmark.config import Run
+from trainmark.config import Run, or_synthetic
 from trainmark.contract import AnyWorkload, DeviceBytes
 from trainmark.distributed import mesh as meshes
 from trainmark.distributed.mesh import Mesh
@@ -51,7 +51,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 def dry_run(cfg: Run, cluster: Cluster) -> tuple[Run, MemoryPlan]:
     """Resolve and build on the meta device; needs no device."""
-    cfg = workloads.resolve(cfg, cluster)
+    cfg = workloads.resolve(or_synthetic(cfg), cluster)
     axes = workloads.definition(cfg).mesh_axes(cfg, cluster.world)
     with meshes.fake(axes) as mesh:
         return cfg, plan_memory(cfg, workloads.load(cfg.workload), mesh)

@@ -1,13 +1,12 @@
 """Tables of several runs: some have failed, or none has been started yet."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from trainmark.config import SYNTHETIC, Run
+from trainmark.config import Run
 from trainmark.errors import InputError
 from trainmark.formatting import GIB
 from trainmark.hardware.devices import Cluster
@@ -94,8 +93,7 @@ def plans_table(
 def _bytes_cells(plan: PlannedRun, parts: Sequence[str]) -> list[str]:
     from trainmark.run import memory  # loads torch
 
-    synthetic = dataclasses.replace(plan.run, data=plan.run.data or SYNTHETIC)
-    _, needed = memory.dry_run(synthetic, plan.cluster)
+    _, needed = memory.dry_run(plan.run, plan.cluster)
     total = f"{needed.total / GIB:.1f}"
     card = plan.device_bytes or card_bytes(plan.cluster)
     if card is not None:

@@ -1,6 +1,5 @@
 """`trainmark plan`: memory and predicted time per device, and where each table lies."""
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 from rich.table import Table
 
 from trainmark import metrics, workloads
-from trainmark.config import SYNTHETIC, Run
+from trainmark.config import Run, or_synthetic
 from trainmark.errors import InputError
 from trainmark.files import write_atomically
 from trainmark.formatting import GIB, gib_cell, human, ranges
@@ -34,7 +33,7 @@ RIGHT_ALIGNED = ("table", "rows", "GiB, fp32")
 
 def plan(cfg: Run, cluster: Cluster, json_file: Path | None) -> None:
     """Print the plan of a run for a cluster; a run that does not fit is an `InputError`."""
-    found = make_plan(dataclasses.replace(cfg, data=cfg.data or SYNTHETIC), cluster)
+    found = make_plan(cfg, cluster)
     if json_file and found.placement is None:
         raise InputError(f"--json writes where tables lie, and {cfg.name} has no tables.")
     console = wide_console()
@@ -55,7 +54,7 @@ def make_plan(cfg: Run, cluster: Cluster) -> Plan:
     """The workload's own plan; of one that has none, the memory of its model."""
     workload = workloads.definition(cfg)
     if workload.plan is not None:
-        return workload.plan(workloads.resolve(cfg, cluster), cluster)
+        return workload.plan(workloads.resolve(or_synthetic(cfg), cluster), cluster)
     from trainmark.run import memory  # loads torch
 
     _, needed = memory.dry_run(cfg, cluster)

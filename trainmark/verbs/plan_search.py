@@ -1,13 +1,12 @@
 """`trainmark plan --search`: other layouts of a run, by predicted time, and what does not fit."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
 
 from trainmark import workloads
-from trainmark.config import SYNTHETIC, Run
+from trainmark.config import Run, or_synthetic
 from trainmark.errors import InputError
 from trainmark.formatting import GIB
 from trainmark.hardware.devices import Cluster
@@ -54,9 +53,8 @@ def choices(cfg: Run, cluster: Cluster) -> tuple[list[Choice], list[str]]:
     workload = workloads.definition(cfg)
     if workload.alternatives is None:
         raise InputError(f"--search has nothing to choose from for {cfg.workload}.")
-    cfg = dataclasses.replace(cfg, data=cfg.data or SYNTHETIC)
     found, refused = [], []
-    for flags, run in workload.alternatives(cfg, cluster):
+    for flags, run in workload.alternatives(or_synthetic(cfg), cluster):
         try:
             plan = make_plan(run, cluster)
         except InputError as error:

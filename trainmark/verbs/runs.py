@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from trainmark import workloads
-from trainmark.config import SYNTHETIC, Run, TrainOptions, flatten, to_plain
+from trainmark.config import SYNTHETIC, Run, TrainOptions, flatten, or_synthetic, to_plain
 from trainmark.errors import InputError
 from trainmark.formatting import gib_cell, readable_size
 from trainmark.hardware import backends
@@ -61,7 +61,8 @@ def _count(number: float) -> str:
 
 def resolved_run(cfg: Run, cluster: Cluster) -> RenderableType:
     """The configuration with everything filled in, and the model's size."""
-    resolved = resolve_for_show(cfg, cluster)
+    resolved = workloads.resolve(or_synthetic(cfg), cluster)
+    resolved = dataclasses.replace(resolved, data=cfg.data)
     fields = Table(box=None, header_style="bold", title=f"{cfg.name} on {cluster}")
     fields.add_column("field")
     fields.add_column("value", overflow="fold")
@@ -81,17 +82,10 @@ def _remarks(cfg: Run, resolved: Run) -> list[str]:
     return [text for text in (remark, backends.sentence(cfg.device)) if text]
 
 
-def resolve_for_show(cfg: Run, cluster: Cluster) -> Run:
-    """Resolve; a run whose data is still to be given is shown with its own sizes."""
-    resolved = workloads.resolve(dataclasses.replace(cfg, data=cfg.data or SYNTHETIC), cluster)
-    return dataclasses.replace(resolved, data=cfg.data)
-
-
 def dry_run(cfg: Run, cluster: Cluster) -> None:
     """Print the bytes per device of a run; one that does not fit is then an `InputError`."""
     from trainmark.run import memory
 
-    cfg = dataclasses.replace(cfg, data=cfg.data or SYNTHETIC)
     resolved, plan = memory.dry_run(cfg, cluster)
     table = Table(
         box=None,
