@@ -41,18 +41,45 @@ def evaluate(
     """
     if inputs and data:
         raise InputError("Give --input or --data: raw files, or a dataset that was prepared.")
+    check = partial(_check, folder, importance_rows)
     with _encoded(folder, inputs, bad_rows) as encoded:
-        found = _evaluate(
-            folder,
-            data=str(encoded.folder) if encoded else data,
-            device=device,
-            checkpoint=checkpoint,
-            importance_rows=importance_rows,
-            files=" ".join(inputs) if encoded else None,
-        )
-    if encoded is None:
-        return found
-    return found | {"unknown_share": encoded.unknown_share, "bad_rows": encoded.bad_rows}
+        other = str(encoded.folder) if encoded else data
+        with loaded(folder, checkpoint=checkpoint, device=device, data=other, check=check) as model:
+            cfg, workload = model.cfg, model.workload
+            splits = workload.held_out_splits(cfg)[: 1 if encoded else None]
+            found, predictions = _on_splits(model, splits)
+            columns = []
+            if importance_rows and workload.importance:
+                split = cfg.quality_split if cfg.quality_split in splits else splits[0]
+                columns = workload.importance(model.trainer, split, importance_rows)
+            is_main = model.mesh.is_main  # afterwards there are no ranks
+        assessed = assessments(cfg, workload, predictions) if is_main else {}
+    if encoded:  # one process, and one split with all rows
+        (split,) = splits
+        found, assessed = {INPUT: found[split]}, {INPUT: assessed[split]}
+        predictions = {INPUT: predictions[split]}
+    evaluated_on = " ".join(inputs) if encoded else cfg.data
+    if is_main and (encoded or data is None):
+        most, samples = cfg.keep_scores, model.samples
+        write_scores(folder, predictions, most=most, samples=samples, data=evaluated_on)
+    evaluation = {
+        "schema": "trainmark.evaluation/1",
+        "run": cfg.name,
+        "checkpoint": str(model.path),
+        "role": run_folder.role(model.path),
+        "step": model.step,
+        "samples": model.samples,
+        "data": evaluated_on,
+        "target": cfg.target,
+        "metric": cfg.metric,
+        "best_possible": workloads.definition(cfg).best_possible(cfg),
+        "splits": found,
+        "assessments": {split: dataclasses.asdict(one) for split, one in assessed.items()},
+        "importance": [dataclasses.asdict(column) for column in columns],
+    }
+    if encoded:
+        evaluation |= {"unknown_share": encoded.unknown_share, "bad_rows": encoded.bad_rows}
+    return evaluation
 
 
 @contextmanager
@@ -75,51 +102,6 @@ def _encoded(
     with tempfile.TemporaryDirectory(dir=folder, prefix=".input-") as temporary:
         raw = RawFiles(patterns=tuple(inputs), bad_rows=bad_rows)
         yield encode(cfg, raw, Path(temporary) / "data")
-
-
-def _evaluate(
-    folder: Path,
-    *,
-    data: str | None,
-    device: str,
-    checkpoint: str | None,
-    importance_rows: int | None,
-    files: str | None,
-) -> dict[str, Any]:
-    """`files`: the raw files that `data` was encoded from, if any; then one split has all rows."""
-    check = partial(_check, folder, importance_rows)
-    with loaded(folder, checkpoint=checkpoint, device=device, data=data, check=check) as model:
-        cfg, workload = model.cfg, model.workload
-        splits = workload.held_out_splits(cfg)[: 1 if files else None]
-        found, predictions = _on_splits(model, splits)
-        columns = []
-        if importance_rows and workload.importance:
-            split = cfg.quality_split if cfg.quality_split in splits else splits[0]
-            columns = workload.importance(model.trainer, split, importance_rows)
-        is_main = model.mesh.is_main  # afterwards there are no ranks
-    assessed = assessments(cfg, workload, predictions) if is_main else {}
-    if files:  # one process: see `_encoded`
-        found = {INPUT: found[splits[0]]}
-        predictions = {INPUT: predictions[splits[0]]}
-        assessed = {INPUT: assessed[splits[0]]}
-    if is_main and (files or data is None):
-        data_of, most = files or cfg.data, cfg.keep_scores
-        write_scores(folder, predictions, most=most, samples=model.samples, data=data_of)
-    return {
-        "schema": "trainmark.evaluation/1",
-        "run": cfg.name,
-        "checkpoint": str(model.path),
-        "role": run_folder.role(model.path),
-        "step": model.step,
-        "samples": model.samples,
-        "data": files or cfg.data,
-        "target": cfg.target,
-        "metric": cfg.metric,
-        "best_possible": workloads.definition(cfg).best_possible(cfg),
-        "splits": found,
-        "assessments": {split: dataclasses.asdict(one) for split, one in assessed.items()},
-        "importance": [dataclasses.asdict(column) for column in columns],
-    }
 
 
 def _check(folder: Path, importance_rows: int | None, cfg: Any, workload: AnyWorkload) -> None:
