@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trainmark.embeddings.engine import Interaction, LocalEngine
+from trainmark.embeddings.engine import EmbeddingEngine, LocalEngine
 from trainmark.embeddings.fused import FusedEngine
 from trainmark.embeddings.tables.bags import BagLists
 from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
 from trainmark.embeddings.tables.formats import LARGEST_INT32, Formats
 from trainmark.embeddings.tables.row_update import Plan
 from trainmark.embeddings.tables.update import UpdateRule
-from trainmark.kernels.interaction import dot_interaction
 from trainmark.kernels.pool_rows import Bags, pool_rows
 from trainmark.kernels.sparse_update import SortedRows, sort_rows
 from trainmark.kernels.table_formats import Tables
@@ -75,10 +74,7 @@ class LocalBagEngine(LocalEngine):
             self._looked_up.append((prepared, rows_BFD))
         return rows_BFD
 
-    def lookup_and_interact(
-        self, prepared: Any, x_BD: Tensor, plain: Interaction = dot_interaction
-    ) -> Tensor:
-        return plain(x_BD, self.lookup(prepared).to(x_BD.dtype))
+    lookup_and_interact = EmbeddingEngine.lookup_and_interact  # no kernel does both
 
     def _plan(self, looked_up: list[Any]) -> Plan:
         lists = [(ids_N, bags, samples * len(self._hotness)) for ids_N, bags, samples in looked_up]
@@ -202,10 +198,7 @@ class FusedBagEngine(FusedEngine):
             rows_BFD.requires_grad_().register_post_accumulate_grad_hook(keep)
         return rows_BFD
 
-    def lookup_and_interact(
-        self, prepared: Any, x_BD: Tensor, plain: Interaction = dot_interaction
-    ) -> Tensor:
-        return plain(x_BD, self.lookup(prepared).to(x_BD.dtype))
+    lookup_and_interact = EmbeddingEngine.lookup_and_interact  # no kernel does both
 
     def lookup_beside(self, prepared: Any, x_BD: Tensor) -> Tensor:
         """In training, of the latest ids that were begun. No copy is made of rows or gradients."""

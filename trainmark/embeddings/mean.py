@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainmark.embeddings.engine import EmbeddingEngine, Interaction, side_by_side
+from trainmark.embeddings.engine import EmbeddingEngine
 from trainmark.embeddings.tables.batch import IdGroup
-from trainmark.kernels.interaction import dot_interaction
 from trainmark.training.transfer import used_here
 
 
@@ -55,10 +54,5 @@ class MeanEngine(nn.Module):
     def rows_in_use(self, prepared: Any) -> list[Tensor]:
         return self.engine.rows_in_use(prepared[0])
 
-    def lookup_and_interact(
-        self, prepared: Any, x_BD: Tensor, plain: Interaction = dot_interaction
-    ) -> Tensor:
-        return plain(x_BD, self.lookup(prepared).to(x_BD.dtype))
-
-    def lookup_beside(self, prepared: Any, x_BD: Tensor) -> Tensor:
-        return side_by_side(x_BD, self.lookup(prepared))
+    lookup_and_interact = EmbeddingEngine.lookup_and_interact
+    lookup_beside = EmbeddingEngine.lookup_beside
