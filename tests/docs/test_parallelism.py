@@ -31,9 +31,9 @@ def test_the_table_was_read() -> None:
 @pytest.mark.parametrize(("name", "cluster", "precision", "predicted"), ROWS)
 def test_predictions_are_todays(name: str, cluster: str, precision: str, predicted: str) -> None:
     run = dataclasses.replace(workloads.named_run(name), data="synthetic", precision=precision)
-    found = step_time.predict(resolve(run, Cluster.parse(cluster))).samples_per_s
-    assert found is not None
-    assert f"{found / 1e6:.3g}" == f"{float(predicted):.3g}"
+    found = step_time.predict(resolve(run, Cluster.parse(cluster)))
+    assert found.step_s is not None
+    assert f"{found.batch / found.step_s / 1e6:.3g}" == f"{float(predicted):.3g}"
 
 
 def test_what_plan_prints_is_todays(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from trainmark.cli import main
 from trainmark.distributed.mesh import single
 from trainmark.inference import figures
 from trainmark.kernels import fp8_mlp, graph
-from trainmark.metrics.binary import binary_metrics
+from trainmark.metrics import binary_metrics
 from trainmark.run import evaluation, runner
 from trainmark.run.loop import build_trainer
 from trainmark.training.precision import compute_dtype, set_matmul_precision

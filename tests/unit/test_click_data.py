@@ -21,17 +21,15 @@ from trainmark import workloads
 from trainmark.errors import InputError
 from trainmark.training.background import in_background
 from trainmark.workloads.dlrm.data import ClickBatch, ClickData, build_data, held_out_splits
-from trainmark.workloads.dlrm.rows import Columns, SplitBinary, SyntheticRows
+from trainmark.workloads.dlrm.rows import Columns, SplitBinary, SyntheticRows, no_rows
 
 
 class NumberedRows:
     """Rows whose only id is their number."""
 
     def __init__(self, num_rows: int) -> None:
-        self.num_rows, self.num_numerical = num_rows, 1
-        self.numerical_type = np.dtype(np.float16)
-        self.id_types = [np.dtype(np.int32), np.dtype(np.int32)]
-        self.hotness = [1, 1]
+        self.num_rows = num_rows
+        self.kind = no_rows(1, np.float16, [(np.int32, 1)] * 2)
 
     def read(self, start: int, stop: int, into: Columns) -> None:
         rows = np.arange(start, stop)
@@ -42,7 +40,7 @@ class NumberedRows:
 
 
 def read(source: Any, start: int, stop: int) -> Columns:
-    columns = Columns.empty(stop - start, source)
+    columns = source.kind.room(stop - start)
     source.read(start, stop, columns)
     return columns
 
@@ -371,7 +369,7 @@ def test_which_reads_go_past_the_page_cache(
     # Whether this file system has such reads or not: they are only counted.
     bypassing._direct = {file: -1 - i for i, file in enumerate(bypassing._descriptors)}
     refused = refuse_direct(bypassing, monkeypatch)
-    columns = aligned(Columns.empty(65536, bypassing))
+    columns = aligned(bypassing.kind.room(65536))
     bypassing.read(65536, 131072, columns)
     assert set(refused) == {"label", "numerical", "cat_0", "cat_1", "cat_2"}
     refused.clear()

@@ -21,7 +21,7 @@ from trainmark.embeddings import sharded
 from trainmark.embeddings.tables.store import TableStore
 from trainmark.hardware.memory import MemoryPlan
 from trainmark.inference import figures, latency
-from trainmark.metrics.binary import binary_metrics
+from trainmark.metrics import binary_metrics
 from trainmark.report.reports import report
 from trainmark.report.tables import milliseconds
 from trainmark.run import evaluation, memory, run_folder, runner

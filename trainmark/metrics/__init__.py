@@ -16,6 +16,9 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from trainmark.metrics.binary import binary_metrics as binary_metrics
+from trainmark.metrics.ranking import auc as auc
+
 # --- speed
 
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from trainmark.workloads.dlrm.crosses import CROSS_ROWS, crossed
 from trainmark.workloads.dlrm.data import row_source
-from trainmark.workloads.dlrm.rows import Columns
 from trainmark.workloads.dlrm.runs import DlrmRun, is_generated
 
 SURELY = 3.5
@@ -37,7 +36,7 @@ def of_run(cfg: DlrmRun) -> tuple[str, ...]:
     if is_generated(cfg.data) or cfg.model.has_bags:
         return ()
     source = row_source(cfg, "train")
-    rows = Columns.empty(source.num_rows, source)
+    rows = source.kind.room(source.num_rows)
     source.read(0, source.num_rows, rows)
     return tuple("x".join(map(str, cross)) for cross in choose(rows.ids, rows.labels))
 

@@ -37,7 +37,6 @@ from trainmark.workloads.dlrm.rows import (
     SplitBinary,
     SyntheticRows,
     has_validation,
-    id_shape,
     rows_trained_on,
 )
 from trainmark.workloads.dlrm.runs import TERABYTE, DlrmRun, is_generated, makes_rows_on_gpu
@@ -147,7 +146,7 @@ class ClickData(RankBatches):
 
     def _waiting_for_gpu(self) -> int:
         """How many batches: as much time as they give, within a modest part of the memory."""
-        row_bytes = sum(column.nbytes for column in Columns.empty(1, self._source).arrays())
+        row_bytes = sum(column.nbytes for column in self._source.kind.room(1).arrays())
         batch_bytes = max(rank_shares(self._batches.size, self._dp_size)) * row_bytes
         return max(MIN_WAITING, min(MAX_WAITING, WAITING_BYTES // batch_bytes))
 
@@ -189,7 +188,7 @@ class ClickData(RankBatches):
     def _read_window(self, where: tuple[int, int]) -> tuple[Columns, NDArray[np.int64]]:
         epoch, window = where
         first, last = self._order(epoch).bounds(window)
-        columns = Columns.empty(last - first, self._source)
+        columns = self._source.kind.room(last - first)
         self._source.read(first, last, columns)
         return columns, self._order(epoch).permutation(window)
 
@@ -200,15 +199,15 @@ class ClickData(RankBatches):
         # PyTorch keeps and reuses pinned memory.
         pinned = is_accelerator(self._cfg.device) and not made
         room = partial(torch.empty, pin_memory=pinned, device="meta" if made else "cpu")
-        kinds = list(zip(self._source.id_types, self._source.hotness, strict=True))
-        numerical_type = _torch_type(self._source.numerical_type)
+        numbers = self._source.kind.numerical
+        kinds = [(ids.dtype, ids.shape[1:]) for ids in self._source.kind.ids]
         groups = []
-        for dtype, hotness in sorted(set(kinds), key=lambda kind: (kind[0].itemsize, kind[1])):
-            features = [i for i, kind in enumerate(kinds) if kind == (dtype, hotness)]
-            shape = id_shape(samples, hotness)
-            groups.append(IdGroup(features, room(len(features), *shape, dtype=_torch_type(dtype))))
+        for dtype, of_row in sorted(set(kinds), key=lambda kind: (kind[0].itemsize, kind[1])):
+            features = [i for i, kind in enumerate(kinds) if kind == (dtype, of_row)]
+            ids = room(len(features), samples, *of_row, dtype=_torch_type(dtype))
+            groups.append(IdGroup(features, ids))
         return ClickBatch(
-            numerical=room(samples, self._source.num_numerical, dtype=numerical_type),
+            numerical=room(samples, *numbers.shape[1:], dtype=_torch_type(numbers.dtype)),
             labels=room(samples, dtype=torch.bool),
             groups=groups,
             global_samples=whole.size,

@@ -105,7 +105,7 @@ def model_inputs(cfg: DlrmRun) -> Iterator[ModelInputs]:
 def _some_rows(source: RowSource, most: int) -> Columns:
     """All rows, or stretches of them from everywhere."""
     count = min(source.num_rows, most)
-    rows = Columns.empty(count, source)
+    rows = source.kind.room(count)
     stretches = STRETCHES if count < source.num_rows else 1
     for part in range(stretches):
         begin, end = (count * i // stretches for i in (part, part + 1))
@@ -118,11 +118,8 @@ class _InMemory:
     """Rows that were read already, as a source."""
 
     def __init__(self, rows: Columns) -> None:
-        self._rows = rows
-        self.num_rows, self.num_numerical = rows.numerical.shape
-        self.numerical_type = rows.numerical.dtype
-        self.id_types = [column.dtype for column in rows.ids]
-        self.hotness = [column.shape[1] if column.ndim > 1 else 1 for column in rows.ids]
+        self._rows, self.kind = rows, rows.part(slice(0))
+        self.num_rows = len(rows.labels)
 
     def read(self, start: int, stop: int, into: Columns) -> None:
         into.copy_from(self._rows.part(slice(start, stop)))

@@ -22,7 +22,7 @@ from trainmark.workloads.dlrm import one_pass, serving
 from trainmark.workloads.dlrm.description import description
 from trainmark.workloads.dlrm.requests import Clicks
 from trainmark.workloads.dlrm.resolve import check_data
-from trainmark.workloads.dlrm.rows import Columns, SplitBinary
+from trainmark.workloads.dlrm.rows import SplitBinary
 from trainmark.workloads.dlrm.runs import DlrmRun
 
 BATCH = 1 << 14
@@ -111,7 +111,7 @@ def _scores(clicks: Clicks, encoded: EncodedFiles, done: int) -> Iterator[Scored
 
 
 def _score(clicks: Clicks, source: SplitBinary, start: int, stop: int) -> np.ndarray:
-    rows = Columns.empty(stop - start, source)
+    rows = source.kind.room(stop - start)
     source.read(start, stop, rows)
     columns = [column.reshape(len(column), -1) for column in rows.ids]
     none = np.empty((len(rows.numerical), 0), "i8")  # a model of numbers alone has no other

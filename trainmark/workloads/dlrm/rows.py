@@ -2,13 +2,14 @@
 
 import os
 import weakref
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from trainmark.clickdata import feature_spec, planted, spec_rules, terabyte
 from trainmark.clickdata.counters import random_bits
@@ -34,17 +35,11 @@ class Columns:
     labels: NDArray[np.bool_]
     ids: list[NDArray[Any]]
 
-    @staticmethod
-    def empty(num_rows: int, source: "RowSource") -> "Columns":
-        """Room for rows of `source`."""
-        return Columns(
-            np.empty((num_rows, source.num_numerical), source.numerical_type),
-            np.empty(num_rows, np.bool_),
-            [
-                np.empty(id_shape(num_rows, hotness), dtype)
-                for dtype, hotness in zip(source.id_types, source.hotness, strict=True)
-            ],
-        )
+    def room(self, num_rows: int) -> "Columns":
+        """Room for so many rows of this kind."""
+        columns = (np.empty((num_rows, *c.shape[1:]), c.dtype) for c in self.arrays())
+        numerical, labels, *ids = columns
+        return Columns(numerical, labels, ids)
 
     def arrays(self) -> list[NDArray[Any]]:
         return [self.numerical, self.labels, *self.ids]
@@ -63,21 +58,27 @@ class Columns:
             np.take(theirs, rows, axis=0, out=mine, mode="clip")
 
 
-def id_shape(rows: int, hotness: int) -> tuple[int, ...]:
-    """The shape of a feature's ids."""
-    return (rows,) if hotness == 1 else (rows, hotness)
+def no_rows(
+    num_numerical: int, numerical_type: DTypeLike, ids: Iterable[tuple[DTypeLike, int]]
+) -> Columns:
+    """None, of a kind.
+
+    Args:
+        ids: the type of each categorical feature's ids, and how many a row has.
+    """
+    return Columns(
+        np.empty((0, num_numerical), numerical_type),
+        np.empty(0, np.bool_),
+        [np.empty((0,) if hotness == 1 else (0, hotness), dtype) for dtype, hotness in ids],
+    )
 
 
 class RowSource(Protocol):
     """Anything that has rows: files, or a generator. Several threads read at a time."""
 
     num_rows: int
-    num_numerical: int
-    numerical_type: np.dtype[Any]
-    id_types: list[np.dtype[Any]]
-    """The type of each categorical feature's ids."""
-    hotness: list[int]
-    """Ids of each categorical feature in a row."""
+    kind: Columns
+    """None of its rows: they all have these types and shapes."""
 
     def read(self, start: int, stop: int, into: Columns) -> None:
         """Fill `into` with rows `start` to `stop`."""
@@ -98,12 +99,12 @@ class SplitBinary:
         self._spec = feature_spec.read(path)
         spec_rules.check(self._spec, mappings=_mappings(split), source=str(path))
         self.num_rows = feature_spec.count_rows(self._spec, folder, split)
-        self.num_numerical = len(self._spec.numerical)
-        self.numerical_type = np.dtype(self._spec.numerical_dtype)
-        self.id_types = [
-            np.dtype(str(self._spec.feature_spec[name].dtype)) for name in self._spec.categorical
-        ]
-        self.hotness = list(self._spec.hotness)
+        types = (str(self._spec.feature_spec[name].dtype) for name in self._spec.categorical)
+        self.kind = no_rows(
+            len(self._spec.numerical),
+            self._spec.numerical_dtype,
+            zip(types, self._spec.hotness, strict=True),
+        )
         self._folder, self._split = folder, split
         self._files = self._spec.files(split)
         self._descriptors = {file: self._open(file) for file in set(self._files.values())}
@@ -132,7 +133,7 @@ class SplitBinary:
     def read(self, start: int, stop: int, into: Columns) -> None:
         self._read_file(self._spec.label, start, into.labels)
         self._check_labels(into.labels.view(np.uint8), start)
-        if self.num_numerical:
+        if self._spec.numerical:
             self._read_file(self._spec.numerical[0], start, into.numerical)
         for name, ids in zip(self._spec.categorical, into.ids, strict=True):
             self._read_file(name, start, ids)
@@ -193,10 +194,8 @@ class RowRange:
     """Consecutive rows of a source, as a source."""
 
     def __init__(self, source: RowSource, start: int, stop: int) -> None:
-        self._source, self._start, self.num_rows = source, start, stop - start
-        self.num_numerical = source.num_numerical
-        self.numerical_type, self.id_types = source.numerical_type, source.id_types
-        self.hotness = source.hotness
+        self._source, self._start = source, start
+        self.num_rows, self.kind = stop - start, source.kind
 
     def read(self, start: int, stop: int, into: Columns) -> None:
         self._source.read(self._start + start, self._start + stop, into)
@@ -250,10 +249,9 @@ class SyntheticRows:
         self.num_rows = last - self._first
         self._cfg = cfg
         self._planted = planted_clicks(cfg) if cfg.synthetic_ids == "planted" else None
-        self.num_numerical = cfg.model.numerical_features
-        self.numerical_type = np.dtype(np.float16)
-        self.id_types = [np.dtype(feature_spec.dtype_for(rows)) for rows in cfg.model.table_rows]
-        self.hotness = [1] * len(self.id_types)  # `multi_hot.py` adds others
+        types = (feature_spec.dtype_for(rows) for rows in cfg.model.table_rows)
+        # Of each feature one id: `multi_hot.py` adds others.
+        self.kind = no_rows(cfg.model.numerical_features, np.float16, ((t, 1) for t in types))
         self._blocks: dict[int, _Block] = {}
         self._stream = np.random.default_rng((cfg.seed, 1)).integers(2**64, dtype=np.uint64)
 
@@ -285,7 +283,7 @@ class SyntheticRows:
         if self._planted is None:
             return self._uniform_block(number)
         rows = self._planted.rows(number * BLOCK_ROWS, (number + 1) * BLOCK_ROWS)
-        ids = [c.astype(d) for c, d in zip(rows.categorical, self.id_types, strict=True)]
+        ids = [c.astype(i.dtype) for c, i in zip(rows.categorical, self.kind.ids, strict=True)]
         columns = Columns(log_transform(rows.numerical), rows.labels, ids)
         return _Block(columns, rows.probability)
 
@@ -297,8 +295,8 @@ class SyntheticRows:
         probability = 1 / (1 + np.exp(UNIFORM_OFFSET - signal))
         clicks = random.random(BLOCK_ROWS, np.float32) < probability
         ids = [
-            random.integers(0, rows, BLOCK_ROWS, dtype)
-            for rows, dtype in zip(model.table_rows, self.id_types, strict=True)
+            random.integers(0, rows, BLOCK_ROWS, kind.dtype)
+            for rows, kind in zip(model.table_rows, self.kind.ids, strict=True)
         ]
         return _Block(Columns(dense.astype(np.float16), clicks, ids), probability)
 

@@ -14,10 +14,8 @@ from torch import Tensor
 
 from trainmark.clickdata import terabyte
 from trainmark.kernels.terabyte_rows import RowsOnDevice, RowTables, make_rows
-from trainmark.workloads.dlrm.rows import Columns
+from trainmark.workloads.dlrm.rows import Columns, no_rows
 from trainmark.workloads.dlrm.runs import DlrmRun, terabyte_range
-
-ID_TYPE = np.dtype(np.int32)
 
 
 class TerabyteRows:
@@ -27,9 +25,9 @@ class TerabyteRows:
         self._first, stop = terabyte_range(cfg, split)
         self._table_rows = cfg.model.table_rows
         self.num_rows = stop - self._first
-        self.num_numerical, self.numerical_type = terabyte.NUM_NUMERICAL, np.dtype(np.float16)
-        self.id_types: list[np.dtype[Any]] = [ID_TYPE] * len(terabyte.VOCABULARY)
-        self.hotness = [1] * len(terabyte.VOCABULARY)  # `multi_hot.py` adds others
+        # Of each feature one id: `multi_hot.py` adds others.
+        ids = [(np.int32, 1)] * len(terabyte.VOCABULARY)
+        self.kind = no_rows(terabyte.NUM_NUMERICAL, np.float16, ids)
 
     def read(self, start: int, stop: int, into: Columns) -> None:
         done = 0
