@@ -62,7 +62,7 @@ def test_a_damaged_curve_is_one_clear_sentence(tmp_path: Path, text: str) -> Non
     ],
 )
 def test_ticks_are_round_numbers(low: float, high: float, ticks: list[float]) -> None:
-    assert nice_ticks(low, high, 5) == pytest.approx(ticks)
+    assert nice_ticks(low, high) == pytest.approx(ticks)
 
 
 def test_ticks_are_short() -> None:

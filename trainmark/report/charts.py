@@ -6,7 +6,7 @@ ignores its aspect ratio (strokes do not scale), labels are HTML placed by perce
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from trainmark.report.markup import Markup, join, tag
 from trainmark.run.curves import Curve, Point
@@ -48,8 +48,8 @@ class Axes:
     x_high: float
     y_low: float
     y_high: float
-    x_ticks: list[float] = field(default_factory=list)
-    y_ticks: list[float] = field(default_factory=list)
+    x_ticks: list[float]
+    y_ticks: list[float]
 
     def x(self, value: float) -> float:
         return round(100 * (value - self.x_low) / (self.x_high - self.x_low), 3)
@@ -123,13 +123,12 @@ def _axes(points: Sequence[Point], levels: Sequence[Level], x_ticks: Sequence[Ti
     y_low, y_high = _padded(min(ys), max(ys))
     if x_ticks:
         x_low, x_high = _padded(min(t.x for t in x_ticks), max(t.x for t in x_ticks))
-        named = [tick.x for tick in x_ticks]
-        return Axes(x_low, x_high, y_low, y_high, named, nice_ticks(y_low, y_high, 5))
-    x_low, x_high = min(0.0, *(p.x for p in points)), max(p.x for p in points)
-    x_high += 0.015 * (x_high - x_low) or 1.0  # room for half a dot
-    return Axes(
-        x_low, x_high, y_low, y_high, nice_ticks(x_low, x_high, 5), nice_ticks(y_low, y_high, 5)
-    )
+        places = [tick.x for tick in x_ticks]
+    else:
+        x_low, x_high = min(0.0, *(p.x for p in points)), max(p.x for p in points)
+        x_high += 0.015 * (x_high - x_low) or 1.0  # room for half a dot
+        places = nice_ticks(x_low, x_high)
+    return Axes(x_low, x_high, y_low, y_high, places, nice_ticks(y_low, y_high))
 
 
 def _padded(low: float, high: float) -> tuple[float, float]:
@@ -137,9 +136,9 @@ def _padded(low: float, high: float) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def nice_ticks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers within `low`..`high`, `about` of them."""
-    step = nice_step((high - low) / about)
+def nice_ticks(low: float, high: float) -> list[float]:
+    """Round numbers within `low`..`high`, about five of them."""
+    step = nice_step((high - low) / 5)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [_clean(index * step) for index in range(first, last + 1)]
 

@@ -1,7 +1,7 @@
 """DLRM's optimiser step: forward, loss, backward, sparse and dense update, or nothing."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 from typing import Any, cast
@@ -59,11 +59,11 @@ class MicroBatch:
 class Prepared(BatchCounts):
     """One optimiser step's batch."""
 
-    micro_batches: list[MicroBatch]
+    micro_batches: list[MicroBatch] = field(default_factory=list)
     global_samples: int
     ready: Any
     """The event after which the copies may be read: input ends there."""
-    lookups_ready: Any
+    lookups_ready: Any = None
     """The event after which the lookups are prepared: part of the step."""
     slot: Filled | None = None
     """The slot that holds the batch instead, if CUDA graphs work on it."""
@@ -124,12 +124,13 @@ class DlrmTrainer:
 
         At most `max_samples`, by default a micro-batch, go through the model together.
         """
+        counts = {"global_samples": batch.global_samples, **batch.counts()}
         tensors = [batch.numerical, batch.labels, *(group.ids for group in batch.groups)]
         features = [group.features for group in batch.groups]
         if self._slots and max_samples is None and batch.samples == self.cfg.micro_batch:
             prepare = partial(self._only_micro_batch, features)
             slot = self._slots.fill(tensors, prepare, batch.make)
-            return _prepared(batch, [], slot.ready, slot.prepared, slot)
+            return Prepared(slot=slot, ready=slot.ready, **counts)
         (numerical, labels, *ids), ready = self._copy(tensors, _widened, batch.make)
         parts = self._parts(batch, max_samples or filled(self.cfg.micro_batch))
         lookups, lookups_ready = self._copy.then(
@@ -146,7 +147,9 @@ class DlrmTrainer:
             )
             for part, lookup in zip(own_parts, lookups, strict=True)
         ]
-        return _prepared(batch, micro_batches, ready, lookups_ready)
+        return Prepared(
+            micro_batches=micro_batches, ready=ready, lookups_ready=lookups_ready, **counts
+        )
 
     def _only_micro_batch(self, features: list[list[int]], tensors: list[Tensor]) -> MicroBatch:
         """The only one of the only rank, as a CUDA graph prepares it."""
@@ -405,23 +408,6 @@ class DlrmTrainer:
 def _of_rows(name: str, rows: list[Tensor]) -> Fingerprints:
     """One fingerprint for all rows, because their number depends on the micro-batches."""
     return {name: fingerprint(*rows)} if rows else {}
-
-
-def _prepared(
-    batch: ClickBatch,
-    micro_batches: list[MicroBatch],
-    ready: Any,
-    lookups_ready: Any,
-    slot: Filled | None = None,
-) -> Prepared:
-    return Prepared(
-        micro_batches=micro_batches,
-        global_samples=batch.global_samples,
-        ready=ready,
-        lookups_ready=lookups_ready,
-        slot=slot,
-        **batch.counts(),
-    )
 
 
 def _widened(tensors: list[Tensor]) -> list[Tensor]:
