@@ -58,12 +58,8 @@ class Field:
         return count
 
 
-@dataclass(frozen=True)
-class Buckets:
-    """Consecutive buckets that are handled together."""
-
-    start: int
-    stop: int
+Buckets = range
+"""Consecutive buckets that are handled together."""
 
 
 class TrainRows:
@@ -107,7 +103,7 @@ class TrainRows:
         """Each bucket's rows out of those of a group, in input order."""
         bounds = self._bounds[:, buckets.start : buckets.stop + 1].astype(np.int64)
         offsets = np.cumsum(bounds[:, -1] - bounds[:, 0]) - (bounds[:, -1] - bounds[:, 0])
-        for index in range(buckets.stop - buckets.start):
+        for index in range(len(buckets)):
             starts = offsets + bounds[:, index] - bounds[:, 0]
             yield primitives.join(rows, starts, bounds[:, index + 1] - bounds[:, index])
 
@@ -149,7 +145,7 @@ class TrainRows:
 
     def orders(self, buckets: Buckets) -> Iterator[Array]:
         """The order of each bucket; it is good until the next."""
-        for bucket in range(buckets.start, buckets.stop):
+        for bucket in buckets:
             order = _scratch.array("order", self.size(bucket), np.uint32)
             path = self._path(bucket)
             with path.open("rb", buffering=0) as file:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trainmark.clicklog.arrays import shuffle
 from trainmark.clicklog.engine.column_reader import ColumnReader
-from trainmark.clicklog.engine.splits import Block, NamedRows, RowSet, Split, SplitRule
+from trainmark.clicklog.engine.splits import RowSet, Split, SplitRule
 from trainmark.clicklog.engine.store import BlockRecord, Store
 from trainmark.errors import InputError
 from trainmark.files import reserve
@@ -36,25 +36,21 @@ class ChosenRows:
     """Of every row, in input order."""
     wanted: tuple[int, ...]
 
-    def _has(self, block: Block) -> NDArray[np.bool_]:
-        codes = self.codes[block.first_row : block.first_row + block.rows]
-        return np.isin(codes, self.wanted)
+    def has_all(self, block: BlockRecord) -> bool:
+        return bool(self.mask(block).all())
 
-    def has_all(self, block: Block) -> bool:
-        return bool(self._has(block).all())
+    def has_none(self, block: BlockRecord) -> bool:
+        return not self.mask(block).any()
 
-    def has_none(self, block: Block) -> bool:
-        return not self._has(block).any()
-
-    def mask(self, block: Block) -> NDArray[np.bool_]:
-        return self._has(block)
+    def mask(self, block: BlockRecord) -> NDArray[np.bool_]:
+        return np.isin(self.codes[block.first_row : block.first_row + block.rows], self.wanted)
 
 
 @dataclass(frozen=True)
 class Division:
     """The rows of a store in their splits."""
 
-    splits: Sequence[NamedRows]
+    splits: Sequence[RowSet]
     """Train, test and, where there is one, validation."""
     all_rows: RowSet
     """Of all splits together."""

@@ -19,7 +19,7 @@ from trainmark.clicklog.engine.division import Division
 from trainmark.clicklog.engine.job import VOCABULARY, Job
 from trainmark.clicklog.engine.limits import Limits
 from trainmark.clicklog.engine.numbers import FittedNumber, FittedNumbers
-from trainmark.clicklog.engine.splits import NamedRows
+from trainmark.clicklog.engine.splits import RowSet
 from trainmark.clicklog.engine.store import Store
 from trainmark.clicklog.engine.vocabulary import Spilled
 from trainmark.clicklog.engine.work import Work
@@ -175,7 +175,7 @@ class Encoder:
             counts[split.name] = sum(count for _, count in done)
         return {"files": files, "facts": {**built.facts, **column.facts(counts)}}
 
-    def _row_shares(self, split: NamedRows, count: int) -> list[Buckets]:
+    def _row_shares(self, split: RowSet, count: int) -> list[Buckets]:
         """What processes write of a split: training rows by their buckets, others at once."""
         if split.name == "train" and split.rows:
             return self._train.shares(count)

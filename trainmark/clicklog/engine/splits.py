@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trainmark.clicklog.engine.store import BlockRecord
 from trainmark.errors import InputError
 
 DAYS_IN_SINGLE_FILE = 7
@@ -19,36 +20,22 @@ LAST_DAY = "last-day"
 RANDOM = "random"
 
 
-class Block(Protocol):
-    """Consecutive rows of the input."""
-
-    @property
-    def first_row(self) -> int: ...
-
-    @property
-    def rows(self) -> int: ...
-
-
 class RowSet(Protocol):
-    """Some of the rows of a store."""
+    """Some of the rows of a store: those of a split, or of all."""
+
+    @property
+    def name(self) -> str: ...
 
     @property
     def rows(self) -> int:
         """How many."""
 
-    def has_all(self, block: Block) -> bool: ...
+    def has_all(self, block: BlockRecord) -> bool: ...
 
-    def has_none(self, block: Block) -> bool: ...
+    def has_none(self, block: BlockRecord) -> bool: ...
 
-    def mask(self, block: Block) -> NDArray[np.bool_]:
+    def mask(self, block: BlockRecord) -> NDArray[np.bool_]:
         """Which of a block's rows, in input order."""
-
-
-class NamedRows(RowSet, Protocol):
-    """The rows of a split."""
-
-    @property
-    def name(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -63,13 +50,13 @@ class Split:
     def rows(self) -> int:
         return self.stop - self.start
 
-    def has_all(self, block: Block) -> bool:
+    def has_all(self, block: BlockRecord) -> bool:
         return self.start <= block.first_row and block.first_row + block.rows <= self.stop
 
-    def has_none(self, block: Block) -> bool:
+    def has_none(self, block: BlockRecord) -> bool:
         return self.stop <= block.first_row or block.first_row + block.rows <= self.start
 
-    def mask(self, block: Block) -> NDArray[np.bool_]:
+    def mask(self, block: BlockRecord) -> NDArray[np.bool_]:
         rows = np.arange(block.first_row, block.first_row + block.rows)
         return (self.start <= rows) & (rows < self.stop)
 
@@ -171,10 +158,6 @@ class SplitRule:
         else:
             train = self.train_rows(rows_per_file)
             bounds = [0, train, self.middle(train, rows), rows]
-        return self.named(bounds)
-
-    def named(self, bounds: Sequence[int]) -> list[Split]:
-        """Train, test and validation between these places."""
         spans = zip(self.names(), pairwise(bounds), strict=True)
         splits = [Split(name, *span) for name, span in spans]
         for split in splits:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainmark.clicklog.engine.splits import NamedRows
+from trainmark.clicklog.engine.splits import RowSet
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.errors import InputError
 from trainmark.files import read_json
@@ -33,7 +33,7 @@ LOSSES = {
 def manifest(
     *,
     settings: Mapping[str, Any],
-    splits: Sequence[NamedRows],
+    splits: Sequence[RowSet],
     clicks: Mapping[str, int],
     bad: int,
     features: Mapping[str, Mapping[str, Any]],
