@@ -32,7 +32,7 @@ from trainmark.clicklog.sources.column_match import AskedColumns
 from trainmark.clicklog.sources.parquet_source import ParquetSource
 from trainmark.clicklog.sources.recipes import RECIPES
 from trainmark.clicklog.sources.rows import Column, ParsedRows, Schema, Values
-from trainmark.clicklog.sources.source import Piece, Position, Room
+from trainmark.clicklog.sources.source import BadRows, Piece, Position, Room
 from trainmark.errors import InputError
 
 KINDS: tuple[Any, ...] = ("string", "int64", "float64", "uint64", "uint32")
@@ -44,16 +44,14 @@ class ListSource:
     def __init__(self, rows: list[tuple[Any, ...]], rows_per_piece: int) -> None:
         self.rows, self.rows_per_piece = rows, rows_per_piece
         self.schema = Schema(0, tuple(Column(kind, kind) for kind in KINDS))
-        self.files: list[Path] = []
+        self.files = [Path(__file__)]  # which is not read
+        self.bad_rows: BadRows = "stop"
 
     def settings(self) -> dict[str, Any]:
         return {"rows": len(self.rows)}
 
     def inputs(self) -> None:
         return None
-
-    def sizes(self) -> list[int]:
-        return [len(self.rows)]
 
     def bytes_per_row(self) -> float:
         return 1.0

@@ -2,7 +2,6 @@
 
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -226,19 +225,6 @@ def test_a_process_that_fails_ends_the_others(
     with pytest.raises(InputError, match="cannot be written: No space left on device"):
         prepare(tmp_path / "raw", like="terabyte", seed=0, workers=2)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_nobody_waits_for_a_block_that_will_not_be_made() -> None:
-    turns = synthetic_blocks.Turns([Split(f"day_{day}", day, day + 1) for day in range(2)])
-    first, second = turns.next_block(), turns.next_block()
-    assert first
-    assert second
-    assert turns.next_block() is None
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(turns.place_of, second, 3)
-        turns.stop(OSError("the disk is full"))
-        with pytest.raises(OSError, match="the disk is full"):
-            waiting.result()
 
 
 def test_a_terabyte_that_there_is_not_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from trainmark.clicklog.engine.workers import Workers
+from trainmark.clicklog.engine.turns import Turns
+from trainmark.clicklog.engine.workers import Call, Workers
 from trainmark.clicklog.sources import apart
 from trainmark.errors import InputError
 
@@ -78,6 +80,36 @@ def test_many_may_ask_and_an_error_lets_none_of_them_wait(count: int) -> None:
         workers.stopping(),
     ):
         list(askers.map(ask, range(8)))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_turns_come_in_order_whoever_is_ready_first(count: int) -> None:
+    turns, had = Turns(iter(range(40))), list[int]()
+
+    def work(worker: Call, number: int, item: int) -> None:
+        worker("add", item)
+        time.sleep(0.001 * (number % 3))
+        with turns.turn(number):
+            had.append(item)
+
+    turns.run(Workers(Served(), count), work)
+    assert had == list(range(40))
+
+
+def test_nobody_waits_for_a_turn_that_will_not_come() -> None:
+    """Of two errors that of the earlier item is raised; those behind it have no turn."""
+    turns, both, had = Turns(iter(range(8)), first=5), threading.Barrier(2), list[int]()
+
+    def work(worker: Call, number: int, item: int) -> None:
+        if item in (2, 3):
+            both.wait(60)
+            raise OSError(f"item {item}")
+        with turns.turn(number):
+            had.append(item)
+
+    with pytest.raises(OSError, match="item 2"):
+        turns.run(Workers(Served(), 4), work)
+    assert had == [0, 1]
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -56,7 +56,6 @@ def encode(
         output=output,
         rules=old.rules([column.name for column in source.schema.categorical]),
         split=SplitRule(files={"train": 0, "test": len(paths)}, group=group),
-        bad_rows=bad_rows,
         vocabulary=old.vocabularies,
     )
     engine.prepare(job, Limits.of(memory))

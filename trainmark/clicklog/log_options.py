@@ -158,7 +158,6 @@ def make_job(
             negative_rate=options.negative_rate,
         ),
         seed=options.seed,
-        bad_rows=options.bad_rows,
         vocabulary_from=options.vocabulary_from or recipe.vocabulary_from,
         vocabulary=old.vocabularies if old else None,
         grow=options.grow,

@@ -2,16 +2,14 @@
 the files that all of them share."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
-from threading import Condition
 from typing import Any
 
 from trainmark.clickdata.best_auc import BinCounts
 from trainmark.clickdata.planted import BLOCK_ROWS
 from trainmark.clicklog.engine.splits import Split
+from trainmark.clicklog.engine.turns import Turns
 from trainmark.clicklog.engine.workers import Call, Workers
 from trainmark.clicklog.synthetic_files import Format
 from trainmark.clicklog.synthetic_logs import Log
@@ -21,8 +19,6 @@ from trainmark.clicklog.synthetic_logs import Log
 class Block:
     """Some rows of a piece, which is a day or a split."""
 
-    number: int
-    """Of the block, in the log."""
     piece: Split
     start: int
     stop: int
@@ -44,64 +40,28 @@ def write(
     for piece in pieces:
         form.create(folder, piece)
     is_much = sum(p.stop - p.start for p in pieces) >= 4 * workers * BLOCK_ROWS
-    processes, turns = Workers(_Maker(log, form, folder), workers if is_much else 1), Turns(pieces)
+    processes = Workers(_Maker(log, form, folder), workers if is_much else 1)
+    turns, end = Turns(_blocks(pieces)), 0
 
-    def make_blocks(call: Call) -> None:
-        try:
-            while (block := turns.next_block()) is not None:
-                extent, counts = call("make", block)
-                call("write", turns.place_of(block, extent))
-                with turns.changed:
-                    done(block, counts)
-        except BaseException as error:
-            turns.stop(error)
-            raise
+    def make(worker: Call, number: int, block: Block) -> None:
+        nonlocal end
+        extent, counts = worker("make", block)
+        with turns.turn(number):  # a text's length is known when it is made
+            place = 0 if block.start == block.piece.start else end
+            end = place + extent
+            done(block, counts)
+        worker("write", place)
 
-    with processes, ThreadPoolExecutor(len(processes.calls)) as pool, processes.stopping():
-        list(pool.map(make_blocks, processes.calls))
-
-
-class Turns:
-    """Hands the blocks of a log out, and says where in its piece each begins: a text's length is
-    known when it is made."""
-
-    def __init__(self, pieces: Iterable[Split]) -> None:
-        self.changed = Condition()
-        self._blocks = _blocks(pieces)
-        self._placed = self._end = 0
-        self._error: BaseException | None = None
-
-    def next_block(self) -> Block | None:
-        with self.changed:
-            return next(self._blocks, None)
-
-    def place_of(self, block: Block, extent: int) -> int:
-        """The place of a block, when those before it have theirs."""
-        with self.changed:
-            self.changed.wait_for(lambda: self._error or self._placed == block.number)
-            if self._error:
-                raise self._error
-            place = 0 if block.start == block.piece.start else self._end
-            self._end = place + extent
-            self._placed += 1
-            self.changed.notify_all()
-        return place
-
-    def stop(self, error: BaseException) -> None:
-        """Let nobody wait for a block that will not be made."""
-        with self.changed:
-            self._error = self._error or error
-            self.changed.notify_all()
+    turns.run(processes, make)
 
 
 def _blocks(pieces: Iterable[Split]) -> Iterator[Block]:
     """Of the rows that share a random stream, those that lie in one piece."""
-    numbers = count()
     for piece in pieces:
         start = piece.start
         while start < piece.stop:
             end = min(piece.stop, (start // BLOCK_ROWS + 1) * BLOCK_ROWS)
-            yield Block(next(numbers), piece, start, end)
+            yield Block(piece, start, end)
             start = end
 
 

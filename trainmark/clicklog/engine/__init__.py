@@ -13,5 +13,5 @@ splits.py          which rows train, test, validate; division.py: where these ar
 split_binary.py    the files of a dataset
 summary.py         prepare.json, and the tables on the terminal
 limits.py          memory and processes that a run may use
-workers.py         these processes
+workers.py         these processes; turns.py: what they do in order
 """

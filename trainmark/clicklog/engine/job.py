@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from trainmark.clicklog.engine.splits import SplitRule
 from trainmark.clicklog.engine.vocabulary import Rules
-from trainmark.clicklog.sources.source import BadRows, Source
+from trainmark.clicklog.sources.source import Source
 from trainmark.errors import InputError
 
 VOCABULARY = "vocabulary"
@@ -24,7 +24,6 @@ class Job:
     """One per categorical column."""
     split: SplitRule
     seed: int = 0
-    bad_rows: BadRows = "stop"
     vocabulary_from: Literal["all", "train"] = "all"
     vocabulary: Path | None = None
     """Folder with vocabularies to use instead of building them."""
@@ -50,7 +49,7 @@ class Job:
             "vocabulary_from": self.vocabulary_from,
             "vocabulary": str(self.vocabulary) if self.vocabulary else None,
             **({"grow": True} if self.grow else {}),
-            "bad_rows": self.bad_rows,
+            "bad_rows": self.source.bad_rows,
             "seed": self.seed,
         }
 

@@ -1,16 +1,15 @@
 """Phase 1: every input file, once, into the store."""
 
 import importlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trainmark.clicklog.engine import store
 from trainmark.clicklog.engine.store import BlockRecord
+from trainmark.clicklog.engine.turns import Turns
 from trainmark.clicklog.engine.work import Work
 from trainmark.clicklog.engine.workers import Call, Workers
 from trainmark.clicklog.sources.rows import BadRow
@@ -23,28 +22,17 @@ def finished_blocks(work: Work, bad_rows: BadRows) -> list[BlockRecord]:
 
     Another way to treat bad rows matters from the first block on that has any.
     """
-    next_index = 0
-
-    def wanted(data: dict) -> bool:
-        nonlocal next_index
-        good = (
-            data["index"] == next_index
-            and (not data["bad"] or data["bad_rows"] == bad_rows)
-            and store.intact(work.blocks, data)
-        )
-        next_index = next_index + 1 if good else -1
-        return good
-
+    good: list[dict[str, Any]] = []
     # Blocks may have been finished out of order.
-    records = sorted(work.block_log.read(), key=lambda data: data["index"])
-    kept = {data["index"] for data in records if wanted(data)}
-    records = work.block_log.keep(lambda data: data["index"] in kept)
-    records.sort(key=lambda data: data["index"])
-    return [BlockRecord.from_json(_without_policy(data)) for data in records]
-
-
-def _without_policy(data: dict) -> dict:
-    return {key: value for key, value in data.items() if key != "bad_rows"}
+    for data in sorted(work.block_log.read(), key=lambda data: data["index"]):
+        is_alike = not data["bad"] or data["bad_rows"] == bad_rows
+        if data["index"] != len(good) or not is_alike or not store.intact(work.blocks, data):
+            break
+        good.append(data)
+    work.block_log.keep(lambda data: data["index"] < len(good))
+    for data in good:
+        del data["bad_rows"]
+    return list(map(BlockRecord.from_json, good))
 
 
 def bad_rows_path(work: Work, index: int) -> Path:
@@ -94,8 +82,8 @@ def _in_file(bad: BadRow, first_line: int) -> BadRow:
 class Parser:
     """Parses what is left of the input, in several processes.
 
-    Each takes the next piece, parses it, waits until the number of its first row is known, which is
-    when all earlier pieces are parsed, and writes the block.
+    Each parses the next piece, waits until the number of its first row is known, which is when all
+    earlier pieces are parsed, and writes the block.
 
     Args:
         done: blocks of an earlier run.
@@ -111,24 +99,19 @@ class Parser:
         *,
         seed: int,
         bits: int,
-        bad_rows: BadRows,
         piece_bytes: int,
         workers: int,
         memory: int,
     ) -> None:
-        self.source, self.work, self.records = source, work, list(done)
-        self._bad_rows, self._count = bad_rows, workers
+        self.work, self.records = work, list(done)
+        self._bad_rows = source.bad_rows
         self._workers = Workers(_Blocks(source, work, seed, bits), workers)
         start = done[-1].stop if done else Position()
         room = Room(work.folder / "unpacked", workers, memory)
         self._pieces = source.pieces(start, piece_bytes, room)
-        self._lock = threading.Lock()
-        self._taken = len(done)
-        self._turn = threading.Condition()
-        self._numbered = len(done)
+        self._turns = Turns(self._pieces, first=len(done))
         self._rows = done[-1].first_row + done[-1].rows if done else 0
         self._line = start.line
-        self._errors: dict[int, BaseException] = {}
 
     def run(self, advance: Callable[[int], None]) -> list[BlockRecord]:
         """All blocks, in order. The error of the earliest piece that has one is raised.
@@ -136,67 +119,26 @@ class Parser:
         Args:
             advance: called with the bytes of each finished piece.
         """
-        with (
-            closing(self._pieces),
-            self._workers,
-            ThreadPoolExecutor(self._count) as pool,
-            self._stopping(),
-        ):
-            futures = [pool.submit(self._work, call, advance) for call in self._workers.calls]
-            # Needed soon, and loading it costs a quarter of a second.
+
+        def parse(worker: Call, index: int, piece: Piece) -> None:
+            self._parse(worker, index, piece)
+            advance(piece.num_bytes)
+
+        def load() -> None:  # what is needed soon: it takes a quarter of a second
             importlib.import_module("pyarrow.parquet")
-            for future in futures:
-                future.result()
-        if self._errors:
-            raise self._errors[min(self._errors)]
+
+        with closing(self._pieces):
+            self._turns.run(self._workers, parse, meanwhile=load)
         return sorted(self.records, key=lambda record: record.index)
 
-    @contextmanager
-    def _stopping(self) -> Iterator[None]:
-        """After Ctrl-C, no thread takes another piece, or waits for one."""
-        try:
-            with self._workers.stopping():
-                yield
-        except BaseException as error:
-            self._fail(-1, error)
-            raise
-
-    def _fail(self, index: int, error: BaseException) -> None:
-        with self._turn:
-            self._errors[index] = error
-            self._turn.notify_all()
-
-    def _work(self, worker: Call, advance: Callable[[int], None]) -> None:
-        while True:
-            index = -1
-            try:
-                with self._lock:
-                    if self._errors:
-                        return
-                    index = self._taken
-                    piece = next(self._pieces, None)
-                    self._taken += 1
-                if piece is None:
-                    return
-                self._handle(index, piece, worker)
-                advance(piece.num_bytes)
-            except BaseException as error:
-                self._fail(index, error)
-                return
-
-    def _handle(self, index: int, piece: Piece, worker: Call) -> None:
+    def _parse(self, worker: Call, index: int, piece: Piece) -> None:
         parsed: _Parsed = worker("parse", piece)
-        with self._turn:
-            self._turn.wait_for(lambda: self._numbered == index or self._errors)
-            if self._numbered != index:  # an earlier piece failed
-                return
+        with self._turns.turn(index):
             first_row, first_line = self._rows, self._line if piece.start.offset else 1
             if parsed.bad and self._bad_rows == "stop":
                 stop_at(_in_file(parsed.bad, first_line))
             self._rows += parsed.rows
             self._line = first_line + parsed.lines
-            self._numbered += 1
-            self._turn.notify_all()
         stop = piece.stop
         if stop.offset:
             stop = replace(stop, line=first_line + parsed.lines)

@@ -93,14 +93,14 @@ class EmbeddedEngine:
 
     def _parse(self) -> tuple[Store, list[int]]:
         job, source = self.job, self.job.source
-        sizes = source.sizes()
+        sizes = [path.stat().st_size for path in source.files]
         rows = int(sum(sizes) / source.bytes_per_row())
         # Another way with bad rows may go on with the blocks that have none.
         settings = {key: value for key, value in job.settings.items() if key != "bad_rows"}
         settings["store"] = STORE  # another version cannot go on with its blocks
         facts = self.work.agree(settings, {"bits": shuffle.bucket_bits(rows)}, source.files)
         self._check_disk(rows)
-        done = parse_phase.finished_blocks(self.work, job.bad_rows)
+        done = parse_phase.finished_blocks(self.work, source.bad_rows)
         whole = sum(sizes)
         unpacked = max(whole, rows * self._stored_bytes())
         piece_bytes = self.limits.piece_bytes_of(unpacked)
@@ -110,7 +110,6 @@ class EmbeddedEngine:
             done,
             seed=job.seed,
             bits=facts["bits"],
-            bad_rows=job.bad_rows,
             piece_bytes=piece_bytes,
             workers=min(self.limits.workers, -(-unpacked // piece_bytes) or 1),
             memory=self.limits.memory // 2,  # who parses a piece takes four of its size

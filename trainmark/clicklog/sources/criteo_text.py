@@ -133,9 +133,6 @@ class CriteoSource:
     def inputs(self) -> dict[str, Any] | None:
         return None
 
-    def sizes(self) -> list[int]:
-        return [path.stat().st_size for path in self.files]
-
     def bytes_per_row(self) -> float:
         return text_files.bytes_per_line(self.files)
 

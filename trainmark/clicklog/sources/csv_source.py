@@ -85,9 +85,6 @@ class CsvSource:
     def inputs(self) -> Mapping[str, Any]:
         return column_spec.inputs(self.uses, missing=["", *self._missing])
 
-    def sizes(self) -> list[int]:
-        return [path.stat().st_size for path in self.files]
-
     def bytes_per_row(self) -> float:
         return text_files.bytes_per_line(self.files)
 

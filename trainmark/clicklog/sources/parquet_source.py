@@ -148,12 +148,9 @@ class ParquetSource:
     def inputs(self) -> Mapping[str, Any]:
         return column_spec.inputs(self.uses, missing=[])
 
-    def sizes(self) -> list[int]:
-        return [path.stat().st_size for path in self.files]
-
     def bytes_per_row(self) -> float:
         rows: int = sum(open_parquet(path).metadata.num_rows for path in self.files)
-        return sum(self.sizes()) / max(rows, 1)
+        return sum(path.stat().st_size for path in self.files) / max(rows, 1)
 
     def pieces(self, start: Position, piece_bytes: int, room: Room) -> Generator[Piece]:
         # In memory a row takes about this much, whatever it takes in the file.

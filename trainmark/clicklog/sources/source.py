@@ -46,7 +46,7 @@ class Piece:
     raw: Any
     """For the source's own `parse`, which may run in another process."""
     num_bytes: int
-    """How much input this is, for progress, in the unit of `Source.sizes`."""
+    """How much input this is, for progress, in bytes of its file."""
     disk_bytes: int = 0
     """Of a piece that was unpacked (unpack.py): what it takes until it is parsed."""
 
@@ -60,6 +60,8 @@ class Source(Protocol):
 
     schema: Schema
     files: list[Path]
+    bad_rows: BadRows
+    """What to do with rows that break the rules of the format."""
 
     def settings(self) -> Mapping[str, Any]:
         """What decides the bytes of the result, for prepare.json: recognised on the next run."""
@@ -67,11 +69,8 @@ class Source(Protocol):
     def inputs(self) -> Mapping[str, Any] | None:
         """How its columns are read, for vocabulary.json; None where the format says it."""
 
-    def sizes(self) -> list[int]:
-        """Bytes of each file, for progress."""
-
     def bytes_per_row(self) -> float:
-        """Roughly, in the unit of `sizes`: for the disk estimate."""
+        """Roughly, of the files as they are: for the disk estimate."""
 
     def pieces(self, start: Position, piece_bytes: int, room: "Room") -> Generator[Piece]:
         """The pieces from `start` on, in order. May block on input that has to be unpacked."""

@@ -158,7 +158,7 @@ class _Run:
         except (Py4JJavaError, PySparkException) as error:
             reason = spark_session.first_line(error)
             raise InputError(f"Spark cannot read the input: {reason}.") from error
-        if bad and self.job.bad_rows == "stop":
+        if bad and self.job.source.bad_rows == "stop":
             stop_at(next(self._bad_rows(engine)))
 
     def _finish(self, engine: Any, dataset: str) -> None:
