@@ -34,6 +34,19 @@ class Part:
         return self.stop - self.start
 
 
+def rows_of(parts: Sequence[Part]) -> int:
+    """How many rows they have together."""
+    return sum(part.rows for part in parts)
+
+
+def with_rows(parts: Sequence[Part], rows: Array) -> Iterator[tuple[Part, Array]]:
+    """Each part with its rows out of those of all, which follow one another."""
+    end = 0
+    for part in parts:
+        start, end = end, end + part.rows
+        yield part, rows[start:end]
+
+
 class Field:
     """One or more columns, from the store to a file."""
 
@@ -41,11 +54,21 @@ class Field:
     """Of the file."""
     row_bytes: int
     """Memory that a row takes while it is read."""
+    shape: tuple[int, ...] = ()
+    """Of a row."""
     count = 0
     """Of the finished rows, those with what is worth knowing: a click, a rare value, ..."""
 
     def read(self, parts: Sequence[Part]) -> Array:
-        """Rows of the parts, one part after the other."""
+        """Rows of the parts, one part after the other; they hold until the next call in this
+        thread."""
+        rows = _scratch.array("read", (rows_of(parts), *self.shape), self.dtype)
+        for part, out in with_rows(parts, rows):
+            self.fill(out, part)
+        return rows
+
+    def fill(self, out: Array, part: Part) -> None:
+        """Set the rows of a part."""
         raise NotImplementedError
 
     def finish(self, rows: Array) -> Array:
@@ -192,13 +215,12 @@ def write_in_order(store: Store, rows: RowSet, field: Field, path: Path, memory:
     check = Checksum()
     with path.open("wb") as file:
         for batch in _batches(store, rows, memory // field.row_bytes):
-            read = field.read([Part(record, 0, record.rows) for record in batch])
-            end = 0
-            for record in batch:
-                start, end = end, end + record.rows
-                out = np.empty((record.rows, *read.shape[1:]), field.dtype)
-                primitives.put(read[start:end], store.order(record), out)
-                wanted = out if rows.has_all(record) else out[rows.mask(record)]
+            parts = [Part(record, 0, record.rows) for record in batch]
+            read = field.read(parts)
+            for part, stored in with_rows(parts, read):
+                out = np.empty(stored.shape, field.dtype)
+                primitives.put(stored, store.order(part.record), out)
+                wanted = out if rows.has_all(part.record) else out[rows.mask(part.record)]
                 finished = np.ascontiguousarray(field.finish(wanted))
                 check.update(finished)
                 file.write(finished.data)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trainmark import checksums
 from trainmark.clickdata import identity
 from trainmark.clicklog.engine import numbers, vocabulary
@@ -14,13 +16,15 @@ from trainmark.clicklog.engine.column_reader import ColumnReader
 from trainmark.clicklog.engine.division import Division
 from trainmark.clicklog.engine.fields import (
     BagField,
+    BinField,
     CategoricalField,
-    GroupField,
     LabelField,
+    NumbersField,
     NumericalField,
+    dtype_of_ids,
 )
 from trainmark.clicklog.engine.job import VOCABULARY, Job
-from trainmark.clicklog.engine.numbers import BinField, FittedNumber, FittedNumbers, NumbersField
+from trainmark.clicklog.engine.numbers import FittedNumber, FittedNumbers
 from trainmark.clicklog.engine.splits import RowSet
 from trainmark.clicklog.engine.store import Store
 from trainmark.clicklog.engine.vocabulary import Rules, SpecialIds, Spilled, Vocabulary
@@ -30,6 +34,7 @@ from trainmark.clicklog.sources.recipes import RECIPES
 
 GROUP_RULES = Rules(recipe=RECIPES["nvidia"], threshold=0)
 """Groups are numbered from 1 on; rows without one have the number 0."""
+GROUP_DTYPE = np.dtype("<i4")
 
 
 @dataclass(frozen=True)
@@ -185,10 +190,9 @@ class IdColumn(DatasetColumn):
 
     def field(self, shared: bool) -> Field:
         known = self._vocabulary(shared)
-        cardinality = self.rules.cardinality(read_sizes(self.path).kept)
-        return self._field(known, cardinality, SpecialIds.of(known, self.rules))
+        return self._field(known, SpecialIds.of(known, self.rules))
 
-    def _field(self, known: Vocabulary, cardinality: int, special: SpecialIds) -> Field:
+    def _field(self, known: Vocabulary, special: SpecialIds) -> Field:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -201,8 +205,8 @@ class GroupColumn(IdColumn):
     def _built(self, distinct: int, kept: int) -> Built:
         return Built({"groups": kept}, {})
 
-    def _field(self, known: Vocabulary, cardinality: int, special: SpecialIds) -> Field:
-        return GroupField(self.readers[0], known, cardinality, special)
+    def _field(self, known: Vocabulary, special: SpecialIds) -> Field:
+        return CategoricalField(self.readers[0], known, GROUP_DTYPE, special)
 
 
 class CategoricalColumn(IdColumn):
@@ -241,10 +245,11 @@ class CategoricalColumn(IdColumn):
             facts["grown"] = _grown(self.old, self.rules, kept)
         return Built(facts, {self._file: checksums.of_file(self.path)})
 
-    def _field(self, known: Vocabulary, cardinality: int, special: SpecialIds) -> Field:
+    def _field(self, known: Vocabulary, special: SpecialIds) -> Field:
+        dtype = dtype_of_ids(self.rules.cardinality(read_sizes(self.path).kept))
         if self._most:
-            return BagField(self.readers, known, cardinality, special)
-        return CategoricalField(self.readers[0], known, cardinality, special)
+            return BagField(self.readers, known, dtype, special)
+        return CategoricalField(self.readers[0], known, dtype, special)
 
     def facts(self, counts: Mapping[str, int]) -> dict[str, Any]:
         return {"rare": sum(counts.values())}

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from trainmark.clickdata import feature_spec
 from trainmark.clicklog.arrays import number_choice, number_transforms
 from trainmark.clicklog.arrays.number_transforms import Losses
-from trainmark.clicklog.arrays.primitives import Array, Scratch, arrow_array, numpy_array
+from trainmark.clicklog.arrays.primitives import Array, arrow_array, numpy_array
 from trainmark.clicklog.engine import vocabulary_files
 from trainmark.clicklog.engine.arrange import Field, Part, TrainRows, in_training_order
 from trainmark.clicklog.engine.splits import RowSet
@@ -33,8 +32,6 @@ FIT_BYTES = 80 * SAMPLE_ROWS
 """What fitting a column takes, at most: its sample, and copies that are sorted or transformed."""
 BIN_RULES = Rules(recipe=RECIPES["nvidia"], threshold=0)
 """Bins have ids from 1 on; missing numbers have the id 0."""
-
-_scratch = Scratch()
 
 
 def bin_name(column: str) -> str:
@@ -207,6 +204,20 @@ def _sample(store: Store, train: TrainRows, number: int, memory: int) -> Array:
     return np.concatenate(found)
 
 
+class _RawField(Field):
+    """A column as it was read."""
+
+    dtype = np.dtype(np.uint64)  # the bits of float64
+    row_bytes = 24
+
+    def __init__(self, store: Store, number: int) -> None:
+        self._store, self._number = store, number
+
+    def fill(self, out: Array, part: Part) -> None:
+        numbers = self._store.number(part.record, self._number, part.start, part.stop)
+        out[:] = numbers.view(self.dtype)
+
+
 def _described(store: Store, rows: RowSet, number: int, record: BlockRecord) -> NumberFacts:
     """What is known of a block's part of a column, as far as it is in a split."""
     if rows.has_all(record):
@@ -243,6 +254,19 @@ def _scan(
     return losses, exact
 
 
+# --- what becomes of a column
+
+
+def features_of(reading: NumberReading, parameters: Mapping[str, Any], numbers: Array) -> list[Any]:
+    """The numerical features of a column's numbers, NaN where missing."""
+    found = []
+    if reading.transform:
+        found.append(number_transforms.apply(reading.transform, parameters, numbers))
+    if reading.missing:
+        found.append(np.isnan(numbers).astype(np.float64))
+    return found
+
+
 # --- bins, which have a vocabulary as other categorical features do
 
 
@@ -269,83 +293,3 @@ def read_bins(path: Path) -> Array:
     if not pa.types.is_float64(values.type):
         raise InputError(f"{path} has values of {values.type}; bins of numbers are expected.")
     return numpy_array(values)
-
-
-# --- fields
-
-
-class _RawField(Field):
-    """A column as it was read."""
-
-    dtype = np.dtype(np.uint64)  # the bits of float64
-    row_bytes = 24
-
-    def __init__(self, store: Store, number: int) -> None:
-        self._store, self._number = store, number
-
-    def read(self, parts: Sequence[Part]) -> Array:
-        read = [self._store.number(p.record, self._number, p.start, p.stop) for p in parts]
-        return np.concatenate(read).view(self.dtype)
-
-
-class NumbersField(Field):
-    """All numerical features, row by row: of each column its number, then its indicator."""
-
-    def __init__(self, store: Store, numbers: FittedNumbers) -> None:
-        self._store, self._numbers = store, numbers
-        self._type = np.dtype(numbers.dtype).newbyteorder("<")
-        self.dtype = np.dtype(f"<u{self._type.itemsize}")
-        # Besides the features and their copy in order: a column on its way through float64.
-        self.row_bytes = 3 * self._type.itemsize * max(numbers.features(), 1) + 48
-
-    def read(self, parts: Sequence[Part]) -> Array:
-        shape = (sum(part.rows for part in parts), self._numbers.features())
-        out = _scratch.array("numbers", shape, self._type)
-        end = 0
-        for part in parts:
-            start, end = end, end + part.rows
-            self._fill(out[start:end], part)
-        return out.view(self.dtype)
-
-    def _fill(self, out: Array, part: Part) -> None:
-        feature = 0
-        for number, column in enumerate(self._numbers.columns):
-            if not column.features():
-                continue
-            numbers = self._store.number(part.record, number, part.start, part.stop)
-            for values in features_of(column.read_as, column.parameters, numbers):
-                out[:, feature] = number_transforms.narrowed(values, self._type)
-                feature += 1
-
-
-def features_of(reading: NumberReading, parameters: Mapping[str, Any], numbers: Array) -> list[Any]:
-    """The numerical features of a column's numbers, NaN where missing."""
-    found = []
-    if reading.transform:
-        found.append(number_transforms.apply(reading.transform, parameters, numbers))
-    if reading.missing:
-        found.append(np.isnan(numbers).astype(np.float64))
-    return found
-
-
-class BinField(Field):
-    """The bins of a column, as ids; counts the rows that have none."""
-
-    row_bytes = 48
-
-    def __init__(self, store: Store, number: int, lower_ends: Array) -> None:
-        self.dtype = np.dtype(feature_spec.dtype_for(len(lower_ends) + 1)).newbyteorder("<")
-        self._store, self._number, self._lower_ends = store, number, lower_ends
-
-    def read(self, parts: Sequence[Part]) -> Array:
-        ids = _scratch.array("bins", sum(part.rows for part in parts), self.dtype)
-        end = 0
-        for part in parts:
-            start, end = end, end + part.rows
-            numbers = self._store.number(part.record, self._number, part.start, part.stop)
-            ids[start:end] = number_transforms.bins(self._lower_ends, numbers)
-        return ids
-
-    def finish(self, rows: Array) -> Array:
-        self.count += int(np.count_nonzero(rows == 0))
-        return rows

@@ -17,7 +17,12 @@ from trainmark.clicklog.arrays import shuffle
 from trainmark.clicklog.arrays.primitives import Array
 from trainmark.clicklog.engine.arrange import Field, Part
 from trainmark.clicklog.engine.column_reader import ColumnReader
-from trainmark.clicklog.engine.fields import CategoricalField, LabelField, NumericalField
+from trainmark.clicklog.engine.fields import (
+    CategoricalField,
+    LabelField,
+    NumericalField,
+    dtype_of_ids,
+)
 from trainmark.clicklog.engine.splits import Split
 from trainmark.clicklog.engine.store import Store
 from trainmark.clicklog.engine.vocabulary import Rules, SpecialIds, Vocabulary
@@ -100,9 +105,10 @@ class Encode:
     def _fields(self, store: Store, vocabularies: Sequence[Vocabulary]) -> list[Field]:
         fields: list[Field] = [LabelField(store), NumericalField(store)]
         columns = zip(vocabularies, self.cardinalities, self.special, strict=True)
-        for number, of_column in enumerate(columns):
+        for number, (vocabulary, cardinality, special) in enumerate(columns):
             reader = ColumnReader(store, number, self.rules[number].value_modulus)
-            fields.append(CategoricalField(reader, *of_column))
+            dtype = dtype_of_ids(cardinality)
+            fields.append(CategoricalField(reader, vocabulary, dtype, special))
         return fields
 
     def _encoded(
