@@ -13,8 +13,7 @@ from trainmark.clicklog.engine.job import Job
 from trainmark.clicklog.engine.limits import Limits
 from trainmark.clicklog.engine.splits import SplitRule
 from trainmark.clicklog.inherit import Inherited
-from trainmark.clicklog.sources.column_match import AskedColumns
-from trainmark.clicklog.sources.row_columns import RowColumns, names_column
+from trainmark.clicklog.sources.column_match import AskedColumns, names_column
 from trainmark.clicklog.sources.source import BadRows, Patterns, Source, find_days
 
 if TYPE_CHECKING:  # pyarrow, which `--help` need not wait for
@@ -71,13 +70,12 @@ def _open(
 
         return CriteoSource(paths, old.recipe, bad_rows, labelled=labelled, keep=keep), None
     columns = old.columns() if labelled else replace(old.columns(), label=None)
-    asked = AskedColumns(old=columns, of_rows=RowColumns(keep=keep))
+    asked = AskedColumns(old=columns, keep=keep)
     source = _open_columns(old, paths, asked, bad_rows)
     group = old.settings.get("group")
     if not labelled or group is None or not names_column(group, source.names):
         return source, None
-    asked = replace(asked, of_rows=RowColumns(keep=keep, group=group))
-    return _open_columns(old, paths, asked, bad_rows), group
+    return _open_columns(old, paths, replace(asked, group=group), bad_rows), group
 
 
 def _open_columns(

@@ -12,7 +12,6 @@ from trainmark.clicklog.log_options import LogOptions
 from trainmark.clicklog.sources import number_readings
 from trainmark.clicklog.sources.column_match import AskedColumns
 from trainmark.clicklog.sources.recipes import RECIPES
-from trainmark.clicklog.sources.row_columns import RowColumns
 from trainmark.clicklog.sources.source import Source
 from trainmark.errors import InputError, raise_all
 
@@ -80,7 +79,9 @@ def prepare(
         text=options.columns,
         numerical=number_readings.check_default(options.numerical or number_readings.AUTO),
         old=old.columns() if old else None,
-        of_rows=RowColumns(options.positive, options.split_by, options.group),
+        positive=options.positive,
+        split_by=options.split_by,
+        group=options.group,
     )
     source = open_source(old, paths, asked)
     if options.to == "npy" and (of_lists := [c.name for c in source.schema.categorical if c.most]):

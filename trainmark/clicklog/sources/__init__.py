@@ -13,7 +13,6 @@ column_spec.py     --columns: what these columns are; convert.py makes numbers o
 lists.py           columns of several values in a row
 labels.py          which rows are clicks; arrow_columns.py: columns in other types
 column_match.py    which columns are read, and as what; --vocabulary: as in an earlier dataset
-row_columns.py     --positive, --split-by, --group: what they say of a row besides its features
 text_files.py      pieces of whole lines, compressed or not; unpack.py: ahead of those who parse;
                    remote.py: files of other machines; apart.py: in another process
 """

@@ -1,16 +1,18 @@
 """Which columns of a table's files are read, and as what: as --columns says, or, with --vocabulary,
-as an earlier dataset read them, found by name."""
+as an earlier dataset read them, found by name. Besides: --positive, --split-by, --group, --keep."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
 from trainmark.clicklog.sources import column_spec, number_readings
-from trainmark.clicklog.sources.column_spec import ColumnUse
-from trainmark.clicklog.sources.row_columns import NOTHING, RowColumns
+from trainmark.clicklog.sources.column_spec import IS, READINGS, ColumnUse, RowRole
 from trainmark.clicklog.sources.rows import Schema
-from trainmark.errors import InputError, listed, raise_all
+from trainmark.errors import InputError, listed, raise_all, unknown
+
+ORDERS = ("iso", "number")
+"""How a column that rows are ordered by is read: as times, or as numbers."""
 
 
 @dataclass(frozen=True)
@@ -36,40 +38,73 @@ class AskedColumns:
     """How to read the numbers of which `text` does not say it."""
     old: OldColumns | None = None
     """Columns to be found by name, and read in this order."""
-    of_rows: RowColumns = NOTHING
+    positive: str | None = None
+    """The value of the label that is a click; None: as --columns says."""
+    split_by: str | None = None
+    """The column that rows are ordered by."""
+    group: str | None = None
+    """The column whose values group rows."""
+    keep: tuple[str, ...] = ()
+    """The columns to carry along as they are."""
 
     def uses(self, columns: Sequence[str], source: str) -> list[ColumnUse]:
-        """What becomes of the columns of a file; both as for `column_spec.parse`."""
-        return self.of_rows.add_to(_uses(self.text, columns, source, self.old), columns, source)
+        """What becomes of the columns of a file, those of rows behind all others; both as for
+        `column_spec.parse`."""
+        uses = self._features_and_label(columns, source)
+        for name in self.keep:
+            if name not in columns:
+                raise unknown(f"column of {source} for --keep", name, columns)
+        found = [self._positive(use) if use.role == "label" else use for use in uses]
+        if self.split_by is not None:
+            found.append(_of_rows("--split-by", self.split_by, "order", uses, columns, source))
+        if self.group is not None:
+            found.append(_of_rows("--group", self.group, "group", uses, columns, source))
+        return found
 
     def read(self, uses: Iterable[ColumnUse]) -> list[str]:
         """The names of the columns to read, each once."""
-        return list(dict.fromkeys([*(use.column for use in uses), *self.of_rows.keep]))
+        return list(dict.fromkeys([*(use.column for use in uses), *self.keep]))
 
     def settings(self, schema: Schema) -> dict[str, Any]:
-        """What of it a source has to tell of itself, whose columns are those of `schema`."""
-        numerical = {"numerical": self.numerical} if schema.numbers else {}
-        return {"columns": self.text, **numerical, **self.of_rows.settings()}
+        """What of it a source has to tell of itself, whose columns are those of `schema`; the rest
+        decides on splits."""
+        told = {
+            "numerical": self.numerical if schema.numbers else None,
+            "positive": self.positive,
+            "keep": list(self.keep) or None,
+        }
+        given = {key: value for key, value in told.items() if value is not None}
+        return {"columns": self.text, **given}
 
+    def _features_and_label(self, columns: Sequence[str], source: str) -> list[ColumnUse]:
+        given = None if self.text is None else column_spec.parse(self.text, columns, source)
+        old = self.old
+        if old is None:
+            if given is None:
+                raise InputError(
+                    f"{source} has the columns {listed(columns)}. Say with --columns what those "
+                    "to be read are, such as 'label=clicked numerical=age,price "
+                    "categorical=user,city timestamp=seen_at'."
+                )
+            return given
+        label = old.label if given is None else next(use for use in given if use.role == "label")
+        wanted = [*([label] if label else []), *old.features]
+        raise_all(_absent(wanted, columns, source, old.dataset))
+        if given is not None:
+            raise_all(_contradictions([use for use in given if use != label], old))
+        return wanted
 
-def _uses(
-    text: str | None, columns: Sequence[str], source: str, old: OldColumns | None
-) -> list[ColumnUse]:
-    given = None if text is None else column_spec.parse(text, columns, source)
-    if old is None:
-        if given is None:
+    def _positive(self, use: ColumnUse) -> ColumnUse:
+        """The label, with what is asked of it."""
+        if self.positive is None:
+            return use
+        if use.comparison is not None and use.comparison[0] != IS:
+            operator, value = use.comparison
             raise InputError(
-                f"{source} has the columns {listed(columns)}. Say with --columns what those to "
-                "be read are, such as 'label=clicked numerical=age,price categorical=user,city "
-                "timestamp=seen_at'."
+                f"--positive is {self.positive!r}, but --columns says when {use.column} is a "
+                f"click: label={use.column}{operator}{value}. Give one of the two."
             )
-        return given
-    label = old.label if given is None else next(use for use in given if use.role == "label")
-    wanted = [*([label] if label else []), *old.features]
-    raise_all(_absent(wanted, columns, source, old.dataset))
-    if given is not None:
-        raise_all(_contradictions([use for use in given if use != label], old))
-    return wanted
+        return replace(use, comparison=(IS, self.positive))
 
 
 def _absent(
@@ -107,3 +142,40 @@ def _contradictions(given: Sequence[ColumnUse], old: OldColumns) -> Iterator[str
                 f"--columns reads {name!r} as {use.reading}; {old.dataset} has it as "
                 f"{known[name].reading}, which its ids and numbers follow."
             )
+
+
+# --- columns of rows: each may be a feature, too, or not be named in --columns at all
+
+
+def names_column(text: str, columns: Sequence[str]) -> bool:
+    """Whether the words of --split-by or --group name one of these columns."""
+    return text in columns or text.rpartition(":")[0] in columns
+
+
+def _of_rows(
+    flag: str,
+    text: str,
+    role: RowRole,
+    uses: Sequence[ColumnUse],
+    columns: Sequence[str],
+    source: str,
+) -> ColumnUse:
+    """It is read as the feature is; a colon may say it otherwise: `--split-by day:number`."""
+    readings = ORDERS if role == "order" else READINGS["categorical"]
+    name, _, reading = text.rpartition(":")
+    if text in columns:
+        name, reading = text, ""
+    elif name not in columns:
+        raise unknown(f"column of {source} for {flag}", text, columns)
+    elif reading not in readings:
+        raise unknown(f"way to read {name} for {flag}", reading, readings)
+    asked = reading or next((_as(role, use) for use in uses if use.column == name), None)
+    return ColumnUse(name, role, asked)
+
+
+def _as(role: RowRole, use: ColumnUse) -> str | None:
+    """How to order or group by a column that is read for another purpose, too."""
+    if role == "group":
+        return use.reading if use.role == "categorical" else None
+    numbers = use.role == "numerical" or use.reading in ("unix", "unix_ms", "int64", "uint64")
+    return "number" if numbers or use.reading == "float64" else None

@@ -31,7 +31,9 @@ from trainmark.errors import InputError, raise_all, unknown
 
 Role = Literal["label", "numerical", "categorical", "timestamp"]
 RowRole = Literal["order", "group"]
-"""Of columns that are no features (row_columns.py)."""
+"""Of columns that are no features: rows are ordered or grouped by them."""
+IS = "is"
+"""The comparison of a label that has two values."""
 READINGS: dict[Role, tuple[str, ...]] = {
     "label": ("string",),
     "numerical": number_readings.WORDS,
@@ -51,8 +53,7 @@ class ColumnUse:
     reading: str | None = None
     """How to read it; None: as its type in the file says, or as the default for text."""
     comparison: tuple[str, float | str] | None = None
-    """Of a label: it is 1 where the column compares so; a text can only be equal. `is`: one of two
-    values."""
+    """Of a label: it is 1 where the column compares so; with a text by `=` or `IS` alone."""
     parameters: Mapping[str, Any] | None = None
     """Of a number: what an earlier dataset has fitted."""
 

@@ -190,7 +190,7 @@ class CsvSource:
             columns = [self._without_blanks(column) for column in columns]
         takes_missing = self._asked.old is None  # which has said what is missing
         converted = convert(columns, self.uses, takes_missing=takes_missing)
-        if names := self._asked.of_rows.keep:
+        if names := self._asked.keep:
             converted = replace(converted, kept=table.select(list(names)).combine_chunks())
         lines = numbers + line
         bad = [BadRow(path, line + number, reason) for number, reason in reasons.items()]

@@ -7,8 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainmark.clicklog.sources.arrow_columns import Mask, cast, floats, nulls
-from trainmark.clicklog.sources.column_spec import NUMBER, ColumnUse
-from trainmark.clicklog.sources.row_columns import IS
+from trainmark.clicklog.sources.column_spec import IS, NUMBER, ColumnUse
 
 MAX_OTHERS = 6
 """Values of a label that are kept to tell of, where one is expected."""

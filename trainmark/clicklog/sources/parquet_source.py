@@ -92,7 +92,7 @@ class ParquetSource:
         self._texts = [
             use.column
             for use in self.uses
-            if is_text(use) and use.column not in asked.of_rows.keep
+            if is_text(use) and use.column not in asked.keep
             if schemas[0].field(use.column).type in (pa.string(), pa.large_string())
         ]
 
@@ -258,7 +258,7 @@ class ParquetSource:
     def _converted(self, rows: pa.RecordBatch) -> Converted:
         columns = [utf8(rows.column(use.column)) for use in self.uses]
         converted = convert(columns, self.uses)
-        if not (names := list(self._asked.of_rows.keep)):
+        if not (names := list(self._asked.keep)):
             return converted
         kept = pa.table([rows.column(name) for name in names], names=names)
         return replace(converted, kept=kept)
