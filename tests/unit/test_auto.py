@@ -156,6 +156,7 @@ def test_the_better_candidate_is_trained(
     assert why.startswith(f"Chose --model.interaction {kind} by trial: auc on validation was ")
     assert all(f"{value:.5f} with --model.interaction {k}" in why for k, value in values.items())
     assert why.endswith(" s, which no time here includes.")
+    assert not any("Continued" in note for note in found["notes"])
     assert not (chosen / "trials").exists()
     capsys.readouterr()
     assert main([*command, "--output", str(chosen)]) == 0

@@ -68,15 +68,11 @@ def train(
             seeded = start.like_the_earlier(
                 options, folder, dataclasses.replace(cfg, seed=cfg.seed + repeat)
             )
-            seeded, tried = _with_choices(seeded, options, mesh, folder)
-            own_options = options
-            if tried:  # the best trial is the run
-                started = time.perf_counter()
-                own_options = dataclasses.replace(options, fresh=False)
+            seeded, of_trial = _with_choices(seeded, options, mesh, folder)
             remark = accumulation_remark(workloads.named_run(cfg.name), cfg, seeded)
             if remark and mesh.is_main and not repeat:
                 print(remark, file=sys.stderr)
-            done = _train_one(seeded, own_options, mesh, folder, started, watch)
+            done = of_trial or _train_one(seeded, options, mesh, folder, started, watch)
             finished.append((done, folder))
             started = time.perf_counter()
     return finished
@@ -84,19 +80,20 @@ def train(
 
 def _with_choices(
     cfg: AnyRun, options: TrainOptions, mesh: Mesh, output: Path
-) -> tuple[AnyRun, bool]:
-    """The resolved run, with what its data choose by trial; and whether there were trials."""
+) -> tuple[AnyRun, Result | None]:
+    """The resolved run, with what its data choose by trial; and the result of the trial, if it was
+    made now."""
     resolved = run_folder.with_full_path(_resolve_here(cfg, mesh))
     # What is found in the data may depend on the last bits, and these on the processor.
     candidates = mesh.from_main(workloads.definition(cfg).candidates(cfg, resolved))
     if not candidates:
-        return resolved, False
+        return resolved, None
     if mesh.is_main:  # before any trial costs time
         run_folder.check(output, resolved, fresh=options.fresh, from_another=False)
         if options.fresh and not launched.is_restart():
             trials.clear(output)
     mesh.barrier()
-    alone = dataclasses.replace(options, reference=None, fresh=False)
+    alone, was_finished = dataclasses.replace(options, fresh=False), _has_result(output)
 
     def train(candidate: AnyRun, folder: Path) -> Result:
         if mesh.is_main:
@@ -112,7 +109,8 @@ def _with_choices(
     why = trials.reasons(output, mesh)
     if mesh.is_main:
         print(*why, sep="\n", file=sys.stderr)
-    return chosen, True
+    is_new = _has_result(output) and not was_finished
+    return chosen, result.read(output) if is_new else None
 
 
 def _remove_another(folder: Path, cfg: Run) -> None:
@@ -181,11 +179,15 @@ def _check_files(cfg: Run, options: TrainOptions, output: Path, *, from_another:
         run_folder.check(output, cfg, fresh=options.fresh, from_another=from_another)
 
 
+def _has_result(output: Path) -> bool:
+    return (output / result.FILE_NAME).exists()
+
+
 def _finished_before(training: Training) -> Result | None:
     """The result of a run that has no step left to do; None if it must be judged by another
     target."""
     output = training.output
-    if training.ended is None or not (output / result.FILE_NAME).exists():
+    if training.ended is None or not _has_result(output):
         return None
     earlier = result.read(output)
     if earlier.quality.target != training.cfg.target:

@@ -5,6 +5,7 @@ When all have ended, the choice is written to `choice.json`, what the best one h
 into the run's folder, and the others are removed.
 """
 
+import dataclasses
 import shutil
 import sys
 import time
@@ -16,6 +17,7 @@ from trainmark import checksums
 from trainmark.config import AnyRun, Better, to_plain
 from trainmark.distributed.mesh import Mesh, of_all_ranks
 from trainmark.files import read_json, write_atomically
+from trainmark.run import result
 from trainmark.run.result import FILE_NAME, Best, Result
 from trainmark.run.run_folder import CHECKPOINTS, CHOICE, CONFIG_FILE, LOCK_FILE, TRIALS
 
@@ -82,16 +84,17 @@ def _tried(
 
 
 def _keep(output: Path, known: Mapping[str, Any]) -> None:
-    """Make the chosen trial the run, and remove the others. The run then has no step left to do,
-    but for a result that says why it was chosen. At any moment the folder is that of a run that can
-    be continued, or has none yet."""
+    """Make the chosen trial the run, whose result also says why, and remove the others. At any
+    moment the folder is that of a run that can be continued, or has none yet."""
     trial = output / TRIALS / str(known["trial"])
-    there = list(trial.iterdir()) if trial.is_dir() else []
-    first = [trial / CONFIG_FILE, trial / CHECKPOINTS]
-    stays = [trial / LOCK_FILE, trial / FILE_NAME]
-    for path in [*first, *there]:
-        if path.exists() and path not in stays:
-            path.rename(output / path.name)
+    if (trial / FILE_NAME).exists():  # else only the removal is left to do
+        first = [trial / CONFIG_FILE, trial / CHECKPOINTS]
+        stays = [trial / LOCK_FILE, trial / FILE_NAME]
+        for path in [*first, *trial.iterdir()]:
+            if path.exists() and path not in stays:
+                path.rename(output / path.name)
+        found = result.read(trial)
+        dataclasses.replace(found, notes=[*found.notes, known["why"]]).write(output)
     shutil.rmtree(output / TRIALS, ignore_errors=True)
 
 
