@@ -166,9 +166,10 @@ def test_what_is_said_while_it_trains(tmp_path: Path, monkeypatch: pytest.Monkey
     with RunLog(tmp_path, config(), workloads.load("dlrm"), started=0.0) as log:
         monkeypatch.setattr(log, "say", said.append)
         log.training_starts(step=0, total_steps=9, samples=0, train_samples=900, eval_samples=100)
-        step = Step(step=1000, samples=100_000, loss=0.5, lr=0.1)
+        steps = [Step(step=999 + i, samples=1, loss=0.4 + i / 5, lr=0.1) for i in (0, 1)]
         for rate in (5000.4, 0.0312, None):
-            log.looked([step], Stretch(time_s=1.0, samples_per_s=rate, power_w=None))
+            log.looked(steps, Stretch(time_s=1.0, samples_per_s=rate, power_w=None))
+        log.looked(steps[:1], Stretch(time_s=1.0, samples_per_s=1.0, power_w=None))
         undefined: dict[str, float | None] = {"auc": None}
         log.evaluated(Evaluation(at_sample=0, split="t", metrics=undefined, seconds=30.0), 1)
     assert said == [

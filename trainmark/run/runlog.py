@@ -4,6 +4,7 @@ import dataclasses
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TextIO
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -65,7 +66,7 @@ class RunLog:
         self, *, step: int, total_steps: int, samples: int, train_samples: int, eval_samples: int
     ) -> None:
         """After `step` steps and `samples` samples; the others are of a whole split."""
-        self._curves = CurveWriter(self._folder, step)
+        self._curves, self._total_steps = CurveWriter(self._folder, step), total_steps
         self._stack.callback(self._curves.close)
         self._board = self._board_after(step)
         self._progress, self._task = self._start_progress(step, total_steps)
@@ -74,14 +75,19 @@ class RunLog:
         self._mlperf.training_starts(samples, train_samples, eval_samples)
 
     def looked(self, steps: list[Step], stretch: Stretch) -> None:
-        """The steps since the last look, and what they took."""
+        """The steps since the last look, and what they took.
+
+        The person is told their mean loss, because a batch of rare clicks says little by itself;
+        and not of the few steps between such a look and an evaluation.
+        """
         self._curves.add(steps, stretch)
         last = steps[-1]
         self._mlperf.looked(last.step, last.samples, last.loss)
-        rate, loss = stretch.samples_per_s, f"{last.loss:.5f}"
+        rate, loss = stretch.samples_per_s, f"{fmean(step.loss for step in steps):.5f}"
         speed = "-" if rate is None else f"{rate:{',.0f' if rate >= 100 else '.3g'}} samples/s"
         self._progress.update(self._task, completed=last.step, loss=loss, speed=speed)
-        if not self._console.is_terminal:
+        is_due = last.step % self._cfg.log_every == 0 or last.step == self._total_steps
+        if is_due and not self._console.is_terminal:
             self.say(f"step {last.step:,}  loss {loss}  {speed}  lr {last.lr:.6g}")
         if self._dllogger:
             told = {"loss": last.loss, "learning_rate": last.lr, "samples": last.samples}
