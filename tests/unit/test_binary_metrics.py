@@ -241,7 +241,24 @@ def test_equal_scores_do_not_differ() -> None:
 
 
 def test_importance_is_the_mean_drop_with_its_error() -> None:
-    found = binary.importance_of("user", 0.8, [0.7, 0.72, 0.71])
-    assert found.drop == pytest.approx(0.09)
-    assert found.error == pytest.approx(np.std([0.7, 0.72, 0.71], ddof=1) / 3**0.5)
-    assert binary.importance_of("user", 0.8, [0.7]).error is None
+    """The error is that of other rows, as the spread over many draws of them shows."""
+    random = np.random.default_rng(0)
+
+    def found(repeats: int) -> binary.Importance:
+        scores, labels = clicks(int(random.integers(1 << 30)), 400)
+
+        def placed(values: torch.Tensor) -> ranking.Placements:
+            return ranking.row_placements(ranking.levels(values, labels), values, labels)
+
+        orders = [torch.from_numpy(random.permutation(len(scores))) for _ in range(repeats)]
+        permuted = [placed(scores[order]) for order in orders]
+        usual = ranking.auc(scores, labels)
+        cost = [usual - ranking.auc(scores[order], labels) for order in orders]  # type: ignore[operator]
+        of_user = binary.importance_of("user", placed(scores), permuted)
+        assert of_user.drop == pytest.approx(np.mean(cost))
+        return of_user
+
+    for repeats in (1, 5):
+        drawn = [found(repeats) for _ in range(200)]
+        mean_error = np.mean([column.error for column in drawn if column.error is not None])
+        assert mean_error == pytest.approx(np.std([column.drop for column in drawn]), rel=0.15)

@@ -242,7 +242,7 @@ def test_importance_is_the_auc_that_a_permuted_column_costs(
         permuted = evaluate(run, "--data", str(data))
         cost.append(usual - permuted["assessments"]["test"]["auc"]["value"])
     assert drops["user"]["drop"] == pytest.approx(np.mean(cost), abs=1e-12)
-    assert drops["user"]["error"] == pytest.approx(np.std(cost, ddof=1) / 2**0.5, abs=1e-12)
+    assert drops["user"]["error"] > 0.01  # of 200 rows; the two permutations differ by less
 
 
 def test_importance_on_some_rows_takes_them_from_everywhere(
@@ -251,13 +251,13 @@ def test_importance_on_some_rows_takes_them_from_everywhere(
     monkeypatch.setattr(importance, "REPEATS", 1)
     monkeypatch.setattr(importance, "STRETCHES", 4)
     seen: list[Any] = []
-    usual = importance._auc
+    usual = importance._placements
 
-    def noted(trainer: Any, split: str, rows: Any) -> float | None:
+    def noted(trainer: Any, split: str, rows: Any) -> Any:
         seen.append(rows)
         return usual(trainer, split, rows)
 
-    monkeypatch.setattr(importance, "_auc", noted)
+    monkeypatch.setattr(importance, "_placements", noted)
     evaluate(copy(log, tmp_path), "--importance", "--importance-rows", "40")
     all_labels = labels(log / "data", "test")
     starts = [len(all_labels) * part // 4 for part in range(4)]

@@ -14,7 +14,11 @@ from trainmark.metrics import ranking
 from trainmark.metrics.ranking import Estimate, GroupAuc, Levels, estimate
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
+
+    from trainmark.metrics.ranking import Placements
 
 BINS = 15  # of the reliability diagram, with equally many rows
 
@@ -197,14 +201,14 @@ class Importance:
     drop: float
     """How much AUC is lost when the column's values are shuffled; the mean over repeats."""
     error: float | None
-    """Standard error of that mean."""
+    """DeLong's standard error of that mean: how far it would differ on other rows of the kind."""
 
 
-def importance_of(column: str, auc: float, permuted: list[float]) -> Importance:
-    """From the AUC of the rows as they are, and from the AUCs with the column permuted."""
-    drops = [auc - value for value in permuted]
-    mean = sum(drops) / len(drops)
-    spread = sum((drop - mean) ** 2 for drop in drops)
-    many = len(drops)
-    error = math.sqrt(spread / (many - 1) / many) if many > 1 else None
-    return Importance(column=column, drop=mean, error=error)
+def importance_of(column: str, usual: Placements, permuted: Sequence[Placements]) -> Importance:
+    """From the placements of the rows as they are, and of those with the column permuted."""
+    import torch
+
+    positives, others = (torch.stack(part).mean(0) for part in zip(*permuted, strict=True))
+    drop = (usual[0].mean() - positives.mean()).item()
+    error = ranking.paired_error(usual, (positives, others))
+    return Importance(column=column, drop=drop, error=error)

@@ -80,7 +80,7 @@ def importance_grid(columns: Sequence[Importance]) -> Grid:
     rows = [
         [c.column, f"{c.drop:.5f}", "" if c.error is None else f"{c.error:.5f}"] for c in columns
     ]
-    return Grid(["column", "AUC lost without it", "standard error"], rows, [False, True, True])
+    return Grid(["column", "AUC lost when shuffled", "standard error"], rows, [False, True, True])
 
 
 # --- in words

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from trainmark.clickdata import identity
 from trainmark.errors import InputError
 from trainmark.metrics.binary import Importance, importance_of
-from trainmark.metrics.ranking import auc
+from trainmark.metrics.ranking import Placements, levels, row_placements
 from trainmark.progress import rows_bar
 from trainmark.workloads.dlrm.data import ClickData, row_source
 from trainmark.workloads.dlrm.rows import Columns, RowSource
@@ -28,12 +28,7 @@ STRETCHES = 64  # of neighbouring rows, from everywhere in the split: rows may b
 def importance(trainer: DlrmTrainer, split: str, most_rows: int) -> list[Importance]:
     """The importance of every column, the highest first, on at most `most_rows` rows of a split."""
     rows = _some_rows(row_source(trainer.cfg, split), most_rows)
-    usual = _auc(trainer, split, rows)
-    if usual is None:
-        raise InputError(
-            f"There is no AUC on {len(rows.labels):,} rows of {split}: all have the same label. "
-            "Give --importance-rows more."
-        )
+    usual = _placements(trainer, split, rows)
     permutations = [
         np.random.default_rng((trainer.cfg.seed, repeat)).permutation(len(rows.labels))
         for repeat in range(REPEATS)
@@ -41,8 +36,8 @@ def importance(trainer: DlrmTrainer, split: str, most_rows: int) -> list[Importa
     found, inputs = [], list(model_inputs(trainer.cfg))
     with _bar(trainer, len(inputs)) as advance:
         for column in inputs:
-            permuted = [_auc(trainer, split, column.permuted(rows, p)) for p in permutations]
-            found.append(importance_of(column.name, usual, [x for x in permuted if x is not None]))
+            permuted = [_placements(trainer, split, column.permuted(rows, p)) for p in permutations]
+            found.append(importance_of(column.name, usual, permuted))
             advance(1)
     return sorted(found, key=lambda column: -column.drop)
 
@@ -52,11 +47,18 @@ def _bar(trainer: DlrmTrainer, total: int) -> AbstractContextManager[Callable[[i
     return rows_bar("importance", total) if trainer.mesh.is_main else nullcontext(lambda done: None)
 
 
-def _auc(trainer: DlrmTrainer, split: str, rows: Columns) -> float | None:
+def _placements(trainer: DlrmTrainer, split: str, rows: Columns) -> Placements:
+    """The placements of rows, whose mean is the AUC."""
     mesh = trainer.mesh
     data = ClickData(_InMemory(rows), trainer.cfg, split, mesh.dp_rank, mesh.dp_size)
     predictions = predict(trainer, data)
-    return auc(predictions.logits, predictions.labels)
+    found = levels(predictions.logits, predictions.labels)
+    if not found.positives or not found.others:
+        raise InputError(
+            f"There is no AUC on {len(rows.labels):,} rows of {split}: all have the same label. "
+            "Give --importance-rows more."
+        )
+    return row_placements(found, predictions.logits, predictions.labels)
 
 
 # --- columns
