@@ -4,6 +4,8 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +21,8 @@ from trainmark.clicklog.engine import summary
 from trainmark.config import TrainOptions, to_plain
 from trainmark.distributed.mesh import single
 from trainmark.errors import InputError
-from trainmark.run.trials import reasons
+from trainmark.run.result import Best
+from trainmark.run.trials import choose, reasons
 from trainmark.verbs.flags import parse_run
 from trainmark.workloads import resolve
 from trainmark.workloads.dlrm import auto
@@ -163,6 +166,26 @@ def test_the_better_candidate_is_trained(
     assert "is finished already" in capsys.readouterr().err
     assert main([*command[:-1], "3", "--output", str(chosen)]) == 0
     assert why in result(chosen)["notes"]  # of a run that went on, too
+
+
+def test_the_time_of_a_trial_is_its_own(tmp_path: Path) -> None:
+    """Whatever this process waited for it: it may have ended before a kill."""
+    candidates = dict.fromkeys(("--lr 1", "--lr 2"), run(write_dataset(tmp_path / "data")))
+    values = {"0": (0.6, 70.0), "1": (0.7, 8.0)}
+
+    def train(cfg: Any, output: Path) -> Any:
+        value, seconds = values[output.name]
+        best = Best(step=1, at_sample=1, split="validation", metric="auc", value=value)
+        return SimpleNamespace(best=best, time_s=SimpleNamespace(e2e=seconds))
+
+    output, mesh = tmp_path / "run", single(CPU)
+    output.mkdir()
+    choose(candidates, train, output, mesh)
+    (why,) = reasons(output, mesh)
+    assert why.endswith(
+        "0.60000 with --lr 1 and 0.70000 with --lr 2. "
+        "The others took 70.0 s, which no time here includes."
+    )
 
 
 @pytest.mark.parametrize("moves", [0, 1, 3])

@@ -8,7 +8,6 @@ into the run's folder, and the others are removed.
 import dataclasses
 import shutil
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -64,22 +63,20 @@ def _tried(
     mesh: Mesh,
 ) -> tuple[str, str]:
     """The flags that won, and why."""
-    found: dict[str, Best | None] = {}
-    seconds: dict[str, float] = {}
+    found: dict[str, Result] = {}
     for number, (flags, candidate) in enumerate(candidates.items()):
         if mesh.is_main:
             of_all = f"Trial {number + 1} of {len(candidates)}, to choose settings by"
             print(f"{of_all}: {flags}", file=sys.stderr)
-        began = time.perf_counter()
-        found[flags] = train(candidate, output / TRIALS / str(number)).best
-        seconds[flags] = time.perf_counter() - began
-        if found[flags] is None:  # then no candidate has a metric
+        found[flags] = train(candidate, output / TRIALS / str(number))
+        if found[flags].best is None:  # then no candidate has a metric
             break
     mesh.barrier()
-    chosen, why = _best(found, next(iter(candidates.values())).better)
-    others_s = sum(seconds.values()) - seconds[chosen]
+    best = {flags: one.best for flags, one in found.items()}
+    chosen, why = _best(best, next(iter(candidates.values())).better)
+    others_s = [one.time_s.e2e for flags, one in found.items() if flags != chosen]
     if others_s:
-        why += f" The others took {others_s:.1f} s, which no time here includes."
+        why += f" The others took {sum(others_s):.1f} s, which no time here includes."
     return chosen, why
 
 
