@@ -1,7 +1,9 @@
 """`prepare npy`: what TorchRec writes becomes a dataset, and TorchRec reads what we write."""
 
 import json
+import os
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,22 @@ def test_the_other_half_and_a_second_run(
     assert "already holds this dataset" in capsys.readouterr().out
     with pytest.raises(InputError, match="other settings"):
         prepare(tmp_path / "npy")
+
+
+def test_the_number_of_processes_changes_no_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(npy_files, "BLOCK_ROWS", 7)
+    for number in range(3):
+        write_day(tmp_path / "npy", number, **random_day(25, number))
+    written = []
+    for cores in (1, 2, 5):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        output = prepare(tmp_path / "npy", max_rows="20")
+        written.append({p: p.read_bytes() for p in output.rglob("*") if p.is_file()})
+        shutil.rmtree(output)
+    assert len(written[0]) > 30
+    assert written[0] == written[1] == written[2]
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64"])

@@ -16,7 +16,6 @@ TorchRec took ln(x + 3) of -3 and less) become 0.0, as in NVIDIA's preparation, 
 """
 
 import os
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -78,7 +77,6 @@ def prepare(options: Options) -> None:
 
 
 def _build(options: Options, days: list[Day], settings: dict[str, Any]) -> None:
-    started = time.perf_counter()
     hotness = days[0].hotness
     caps = per_column.parse(options.max_rows, "--max-rows", len(hotness), minimum=1)
     splits = _split(days, options.test_half)
@@ -123,7 +121,6 @@ def _build(options: Options, days: list[Day], settings: dict[str, Any]) -> None:
                 "not_finite": sum(not_finite for _, not_finite in found),
                 "cardinalities": cardinalities,
                 "hotness": list(hotness),
-                "seconds": round(time.perf_counter() - started, 3),
             },
         )
 

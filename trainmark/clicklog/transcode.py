@@ -8,7 +8,6 @@ is kept, and must suffice. Features get the published names, num_0 ... and cat_0
 become float16, or float32 where the specification has that.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -252,7 +251,6 @@ READERS = {"csv": read_csv, "parquet": read_parquet}
 
 def prepare(spec_path: Path, output: Path, kind: str, **reading: Any) -> dict[str, Any]:
     """Write the dataset, unless the folder already holds it; returns what prepare.json says."""
-    started = time.perf_counter()
     if spec_path.is_dir():
         spec_path = feature_spec.path_of(spec_path)
     spec = feature_spec.read(spec_path)
@@ -279,7 +277,6 @@ def prepare(spec_path: Path, output: Path, kind: str, **reading: Any) -> dict[st
             "rows": {mapping: rows for mapping, (rows, _) in sizes.items()},
             "click_rate": {mapping: clicks / rows for mapping, (rows, clicks) in sizes.items()},
             "cardinalities": cardinalities,
-            "seconds": round(time.perf_counter() - started, 3),
         }
         files.write_json(folder / MANIFEST, manifest)
     return manifest
