@@ -6,6 +6,7 @@ import os
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -113,6 +114,26 @@ def test_what_is_not_there_is_told(bucket: Path, tmp_path: Path) -> None:
     for pattern in ("s3://bucket/day_*", "s3://bucket/day_7"):
         with pytest.raises(InputError, match=r"No file matches --input .s3"):
             criteo.make_job(criteo.Options(input=(pattern,), output=tmp_path / "out"))
+
+
+@pytest.mark.parametrize("error", [pa.ArrowException, OSError, ValueError])
+def test_what_cannot_be_reached_is_told_in_a_line(
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def from_uri(uri: str) -> Any:
+        asked.append(uri)
+        raise error("Unable to load libjvm\ndlopen failed: here\ndlopen failed: there.")
+
+    monkeypatch.setattr(fs, "FileSystem", SimpleNamespace(from_uri=from_uri))
+    for pattern in ("hdfs://b/day_*", "gs://b/day_0?project_id=p", "gs://b/day_*"):
+        with pytest.raises(InputError, match=r"^\S+ cannot be reached: Unable to load libjvm\.$"):
+            csv_data.prepare(csv_data.Options(input=(pattern,), output=tmp_path / "out"))
+    retry = "retry_limit_seconds=60"
+    assert asked == ["hdfs://b", f"gs://b/day_0?project_id=p&{retry}", f"gs://b?{retry}"]
+    with pytest.raises(InputError, match=r"--input is 'http://b/day_0'\. Besides .* s3://, gs://"):
+        csv_data.prepare(csv_data.Options(input=("http://b/day_0",), output=tmp_path / "out"))
 
 
 @pytest.mark.parametrize("kind", ["", ".gz", ".zst"])

@@ -7,6 +7,8 @@ question mark in an address are Arrow's options (endpoint_override=..., region=.
 
 import fnmatch
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -16,6 +18,8 @@ from typing import Any, cast
 from trainmark.errors import InputError, no_file_matches
 
 SCHEMES = ("s3://", "gs://", "gcs://", "hdfs://", "abfs://", "abfss://")
+RETRY_S = 60
+"""How long a connection to gs:// is tried, unless the address says it."""
 
 
 def is_remote(pattern: str) -> bool:
@@ -26,11 +30,24 @@ def filesystem(uri: str) -> tuple[Any, str]:
     """Arrow's filesystem for an address, and the path in it."""
     from pyarrow import fs
 
-    try:
+    if uri.startswith(("gs://", "gcs://")) and "retry_limit_seconds" not in uri:
+        # Else a quarter of an hour goes by before it is told that there are no credentials.
+        uri += f"{'&' if '?' in uri else '?'}retry_limit_seconds={RETRY_S}"
+    with _reached(uri):
         found, path = fs.FileSystem.from_uri(uri)
-    except (OSError, ValueError, ImportError) as error:
-        raise InputError(f"{uri} cannot be reached: {error}.") from None
     return found, path
+
+
+@contextmanager
+def _reached(uri: str) -> Iterator[None]:
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except (ArrowException, OSError, ValueError, ImportError) as error:
+        # Behind the first line is all that was tried.
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise InputError(f"{uri} cannot be reached: {reason}.") from None
 
 
 @dataclass(frozen=True)
@@ -57,10 +74,8 @@ class RemoteFile:
     @cached_property
     def _status(self) -> Any:
         files, path = filesystem(self.uri)
-        try:
+        with _reached(self.uri):
             return files.get_file_info(path)
-        except OSError as error:
-            raise InputError(f"{self.uri} cannot be reached: {error}.") from None
 
     def exists(self) -> bool:
         return self.is_file()
@@ -76,7 +91,8 @@ class RemoteFile:
 
     def open(self, mode: str = "rb", buffering: int = 0) -> Any:
         files, path = filesystem(self.uri)
-        return files.open_input_file(path)
+        with _reached(self.uri):
+            return files.open_input_file(path)
 
 
 def find(pattern: str, flag: str) -> list[Path]:
@@ -101,10 +117,8 @@ def _matching(pattern: str) -> list[str]:
     wanted = address[len(fixed) + 1 :]
     # One level for each part of the pattern.
     selector = fs.FileSelector(folder, recursive="/" in wanted)
-    try:
+    with _reached(pattern):
         infos = files.get_file_info(selector)
-    except OSError as error:
-        raise InputError(f"{pattern} cannot be reached: {error}.") from None
     names = [info.path.removeprefix(folder).lstrip("/") for info in infos if info.is_file]
     return sorted(
         f"{fixed}/{name}{mark}{options}"
