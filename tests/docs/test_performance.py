@@ -231,12 +231,12 @@ def test_cores_of_preparation() -> None:
         )
         for run in runs
     ]
-    lines = table("cores | 1 |", page)
+    lines = table(page, "cores | 1 |")
     assert len(lines) == 4
     for (_, *cells), values in zip(lines, zip(*figures, strict=True), strict=True):
         for cell, value in zip(cells, values, strict=True):
             assert_rounded(cell, value)
     disk = only(large, output="disk")["seconds"]
-    answers = [time.split()[0] for _, _, time in table("log | machine |", page)]
+    answers = [time.split()[0] for _, _, time in table(page, "log | machine |")]
     for shown, value in zip(answers[1:3], (runs[4]["seconds"], disk), strict=True):
         assert_rounded(shown, value)

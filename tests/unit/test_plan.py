@@ -476,7 +476,7 @@ def test_plan_tells_how_long_answers_take(
     told = r"([\d.]+) ms for the 65,536 samples of an .*, ([\d.]+) ms for a request of one"
     (found,) = re.findall(told, capsys.readouterr().out)
     assert 0.5 < float(found[0]) < 1.0
-    assert 0.1 < float(found[1]) < 0.15
+    assert 0.05 < float(found[1]) < 0.1
     # Not on several devices, nor where the link to the host is not known.
     file = tmp_path / "hardware.toml"
     file.write_text(
