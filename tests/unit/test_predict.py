@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from tests.unit.criteo_oracle import random_lines, write_day
 from tests.unit.refusals import refused
@@ -72,15 +73,18 @@ def test_scores_are_those_of_evaluate_and_columns_are_carried_along(
 
 
 def test_a_model_of_numbers_alone(tmp_path: Path) -> None:
-    folder = prepared(tmp_path, columns="label=clicked numerical=price")
+    folder = prepared(tmp_path, columns="label=clicked numerical=price:plain")
     train(folder, "run")
     (tmp_path / "new.csv").write_text("\n".join([HEADER, *ROWS]) + "\n")
     evaluate(folder / "run", "--input", str(tmp_path / "new.csv"))
-    np.testing.assert_allclose(
-        predict(folder / "run", tmp_path / "s.parquet")["score"],
-        expected(folder / "run"),
-        atol=1e-6,
-    )
+    scores = expected(folder / "run")
+    found = predict(folder / "run", tmp_path / "s.parquet")
+    np.testing.assert_allclose(found["score"], scores, atol=1e-6)
+    program = folder / "run" / "export-torch" / "model.pt2"
+    assert main(["export", str(folder / "run"), "--format", "torch"]) == 0
+    prices = torch.tensor([[float(row.split(",")[3])] for row in ROWS])
+    clicks = torch.export.load(program).module()(prices, torch.empty(len(ROWS), 0).long())
+    np.testing.assert_allclose(clicks.numpy(), scores, atol=1e-6)
 
 
 def test_values_that_the_model_does_not_know_are_warned_of(

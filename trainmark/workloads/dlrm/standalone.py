@@ -43,7 +43,7 @@ class Dlrm(nn.Module):
         x_BD = self._perceptron("bottom", "bottom_mlp", numerical_BN.float(), last_relu=last_relu)
         ids_BF = self._with_crosses(ids_BF.long())
         hotness = self.config.get("hotness") or [1] * len(self.config["table_rows"])
-        bags = ids_BF.split(hotness, dim=1)
+        bags = ids_BF.split(hotness, dim=1) if hotness else []  # torch.export: no empty lists
         rows = [self._pooled(table, ids_BH) for table, ids_BH in enumerate(bags)]
         rows = [pad(r, (0, x_BD.shape[1] - r.shape[1])) for r in rows]  # of narrower tables
         joined = self._interaction(x_BD, torch.stack([x_BD, *rows], dim=1), numerical_BN.float())
@@ -52,14 +52,17 @@ class Dlrm(nn.Module):
 
     def _with_crosses(self, ids_BF: Tensor) -> Tensor:
         """The ids, and behind them those of combinations of several features."""
+        crosses = self.config.get("crosses", [])
+        if not crosses:
+            return ids_BF
         columns = list(ids_BF.unbind(1))
-        for cross in self.config.get("crosses", []):
+        for cross in crosses:
             rows = self.config["table_rows"][len(columns)]
             mixed = torch.zeros_like(columns[0])
             for feature in cross:
                 mixed = (mixed * MULTIPLIER + columns[feature]) % rows
             columns.append(mixed)
-        return torch.stack(columns, dim=1) if "crosses" in self.config else ids_BF
+        return torch.stack(columns, dim=1)
 
     def _interaction(self, x_BD: Tensor, vectors_BVD: Tensor, numerical_BN: Tensor) -> Tensor:
         kind = self.config.get("interaction", "dot")
