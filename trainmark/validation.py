@@ -109,6 +109,7 @@ def _expanded(node: Any, known: dict[int, float]) -> float:
 
 # --- sentences
 
+_OF_PYDANTIC = ("constrained-", "[key]")  # parts of a place that no file has
 _BOUNDS = {
     "greater_than_equal": ("ge", "at least"),
     "greater_than": ("gt", "above"),
@@ -128,13 +129,15 @@ def _is_of_another_kind(problem: Any) -> bool:
 
 
 def _sentence(problem: Any) -> str:
-    parts = [str(part) for part in problem["loc"] if not str(part).startswith("constrained-")]
+    parts = [str(part) for part in problem["loc"] if not str(part).startswith(_OF_PYDANTIC)]
     where = ".".join(parts) or "top level"
     message = problem["msg"]
     if problem["type"] in ("missing", "missing_argument"):
         return f"{where} is missing"
     if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         return f"{where} is not a known key"
+    if problem["type"] == "dataclass_type":
+        return f"{where} must be a table of fields. Received: {_short(problem['input'])}"
     if problem["type"] in _BOUNDS:
         name, words = _BOUNDS[problem["type"]]
         bound = problem["ctx"][name]

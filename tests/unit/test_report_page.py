@@ -13,6 +13,7 @@ from trainmark.errors import InputError
 from trainmark.report import reports
 from trainmark.report.charts import nice_ticks, tick_texts
 from trainmark.report.sections import time_parts
+from trainmark.run import outcome
 from trainmark.run.curves import MAX_BUCKETS, read_loss, thin
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -241,6 +242,13 @@ def test_a_folder_of_repeats_stands_for_its_runs(tmp_path: Path) -> None:
     path = reports.report([tmp_path / "seeds"], tmp_path)
     assert path == tmp_path / "report.html"
     assert "11 runs" in words(parse_page(path))
+
+
+def test_the_spread_of_repeats_is_told_in_plain_numbers() -> None:
+    throughput = make_result().throughput
+    rates = [replace(throughput, p_train=p_train) for p_train in (1e4, 3e4)]
+    told = outcome.spread([make_result(throughput=rate) for rate in rates])
+    assert told.endswith("p_train 20000 +- 14000")
 
 
 # --- nothing to show

@@ -228,7 +228,7 @@ def test_what_the_log_does_not_have_is_refused() -> None:
     model = dataclasses.replace(config().model, table_rows=(10, 20))
     with pytest.raises(InputError, match=r"13 numerical and 26 categorical.*Received: 13 and 2"):
         config(model=model)
-    with pytest.raises(InputError, match=r"Received: --shuffle rows\. Leave it out"):
+    with pytest.raises(InputError, match=r"Received: --shuffle rows\. Give --shuffle none"):
         config(shuffle="rows")
 
 

@@ -229,7 +229,7 @@ def spread(results: list[Result]) -> str:
     quality = [r.quality.value for r in results if r.quality.value is not None]
     speed = [r.throughput.p_train for r in results if r.throughput.p_train is not None]
     parts = [
-        f"{name} {statistics.mean(values):.6g} +- {statistics.stdev(values):.2g}"
+        f"{name} {statistics.mean(values):.6g} +- {float(f'{statistics.stdev(values):.2g}'):g}"
         for name, values in ((results[0].quality.metric, quality), ("p_train", speed))
         if len(values) > 1
     ]

@@ -106,7 +106,7 @@ def _terabyte_problems(cfg: DlrmRun) -> Iterator[str]:
     if cfg.shuffle != "none":
         yield (
             "The planted Terabyte's rows are independent of each other, and made in their order. "
-            f"Received: --shuffle {cfg.shuffle}. Leave it out."
+            f"Received: --shuffle {cfg.shuffle}. Give --shuffle none."
         )
 
 
