@@ -85,7 +85,7 @@ def own_step(cfg: DlrmRun, mesh: Mesh, pool: list[ClickBatch]) -> Step:
 
     specs = torchrec_specs(cfg)
     collection = make_collection(specs)
-    placement = place(cfg, mesh.world_size)
+    placement = place(cfg)
     plan = make_plan(collection, specs, placement, Cluster("cpu", 1, mesh.world_size))
     model = DistributedModelParallel(
         WholeDlrm(cfg, collection),

@@ -151,7 +151,7 @@ def test_tables_that_stay_fp32_anyway_are_offered_no_format() -> None:
         cluster = Cluster.parse(f"a100-80gx1x{count}")
         run = DlrmRun(name="dlrm-xlarge", data="synthetic", model=rows, global_batch=2)
         cfg = resolve(run, cluster)
-        said = sharding.what_would_fit(cfg, sharding.table_costs(cfg, count))
+        said = sharding.what_would_fit(cfg)
         assert "does not fit" in said
         assert "--table-precision" not in said
 

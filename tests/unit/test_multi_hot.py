@@ -257,9 +257,9 @@ def test_parts_of_tables_of_many_ids_send_one_sum_of_a_bag_each() -> None:
     """So to cut such a table by rows costs less than to read narrow slices of them."""
     run = dataclasses.replace(dlrm_dcnv2(), data="synthetic", precision="bf16")
     cfg = resolve(run, Cluster("h200", 1, 8))
-    table = place(cfg, 8).tables[20]  # of 100 ids
+    table = place(cfg).tables[20]  # of 100 ids
     assert (table.sharding, len(table.shards)) == ("row_wise", 8)
-    costs, profile = table_costs(cfg, 8), profiles(cfg)[20]
+    costs, profile = table_costs(cfg), profiles(cfg)[20]
     sent = costs.shard(profile, table.shards[3]).sent
     assert sent == pytest.approx(filled(cfg.global_batch) * 128 * 2 * 7 / 8)
 

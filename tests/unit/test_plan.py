@@ -168,7 +168,7 @@ def test_prepared_data_brings_its_counts(tmp_path: Path) -> None:
     # The counts are those of all days, and so only close to the training days'.
     assert found[0].share((0, 1)) == pytest.approx((ids == 0).mean(), abs=0.01)
     assert found[0].share((1, 9)) == pytest.approx(((ids > 0) & (ids < 9)).mean(), abs=0.01)
-    place(cfg, 4)
+    place(cfg)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_published_clusters_fit(name: str, cluster: str, changes: dict[str, Any]
     held = sum(plan.weights for plan in plans)
     assert held >= sum(cfg.model.table_rows) * cfg.model.embedding_dim * 4
     if "sharding" in changes:
-        placed = place(cfg, len(plans))
+        placed = place(cfg)
         # 5.87e9, 6.26e9 and 5.13e9 elements.
         sliced = [t.table for t in placed.tables if t.sharding == "column_wise"]
         assert sliced == [0, 19, 21]
@@ -307,7 +307,7 @@ def test_a_mixture_of_shardings_dry_runs(optimizer: Any, sharding: Sharding) -> 
     # Adam's count of steps: one number for each of an engine's stores.
     slack = 32 if optimizer == "adam" else 0
     assert abs(built.optimizer - fullest.optimizer) <= slack
-    assert len({table.sharding for table in place(cfg, 4).tables}) == 3
+    assert len({table.sharding for table in place(cfg).tables}) == 3
 
 
 @pytest.mark.parametrize(
@@ -324,30 +324,30 @@ def test_what_does_not_fit_says_what_would() -> None:
     """And that is true."""
     cfg = resolved("dlrm-xlarge", "a100-40gx1x8")
     with pytest.raises(InputError) as error:
-        place(cfg, 8)
+        place(cfg)
     message = str(error.value)
     assert "It would fit 12 such devices, or these with --host-tables 19 (140 GiB" in message
-    place(resolved("dlrm-xlarge", "a100-40gx1x12", global_batch=12 * 5461), 12)
+    place(resolved("dlrm-xlarge", "a100-40gx1x12", global_batch=12 * 5461))
     on_host = resolved("dlrm-xlarge", "a100-40gx1x8", sharding=Sharding(host_tables=(19,)))
-    place(on_host, 8)
+    place(on_host)
     with pytest.raises(InputError, match="does not fit"):
-        place(resolved("dlrm-xlarge", "a100-40gx1x11", global_batch=11 * 5958), 11)
+        place(resolved("dlrm-xlarge", "a100-40gx1x11", global_batch=11 * 5958))
 
 
 def test_rows_on_their_way_count_in_what_would_fit() -> None:
     small = resolved("dlrm-large", "a100-40gx1x4", model=Model())
-    each = sharding.room(small, sharding.table_costs(small, 4))
+    each = sharding.room(small)
     rows = int(0.998 * 4 * each / 26 / (128 * 4))  # the tables alone would fit four
     model = Model(table_rows=(rows,) * 26)
     with pytest.raises(InputError, match="It would fit 5 such devices"):
-        place(resolved("dlrm-large", "a100-40gx1x4", model=model), 4)
-    place(resolved("dlrm-large", "a100-40gx1x5", model=model, global_batch=65535), 5)
+        place(resolved("dlrm-large", "a100-40gx1x4", model=model))
+    place(resolved("dlrm-large", "a100-40gx1x5", model=model, global_batch=65535))
 
 
 def test_a_600_gb_table_on_smaller_cards_says_what_would() -> None:
     cfg = resolved("dlrm-xlarge", "a100-40gx1x8", model=ONE_TABLE)
     with pytest.raises(InputError, match=r"fit 15 such devices, or these with --host-tables 0 \("):
-        place(cfg, 8)
+        place(cfg)
 
 
 # --- configuration

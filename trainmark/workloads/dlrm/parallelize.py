@@ -94,7 +94,7 @@ def _formats(cfg: DlrmRun) -> Formats:
 def _place(mesh: Mesh, cfg: DlrmRun) -> Placement:
     """Rank 0's placement, on all ranks. On another kind of CPU the last bit of a predicted time may
     differ, and with it the placement; and a file need not be the same on all machines."""
-    return mesh.from_main(place(cfg, mesh.world_size))
+    return mesh.from_main(place(cfg))
 
 
 def _needs_exchange(placement: Placement, cfg: DlrmRun) -> bool:
@@ -107,7 +107,7 @@ def _torchrec_engine(mesh: Mesh, cfg: DlrmRun) -> EmbeddingEngine:
 
     by_its_planner = cfg.sharding.placement == "auto"
     placement = None if by_its_planner else _place(mesh, cfg)
-    return TorchRecEngine(torchrec_specs(cfg), mesh, placement, cluster(cfg, mesh.world_size))
+    return TorchRecEngine(torchrec_specs(cfg), mesh, placement, cluster(cfg))
 
 
 def torchrec_specs(cfg: DlrmRun) -> TableSpecs:

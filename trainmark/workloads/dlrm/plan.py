@@ -136,10 +136,9 @@ def _too_large(cfg: DlrmRun, cluster: Cluster, prediction: Prediction) -> str | 
     needed = prediction.memory[fullest].total
     if card is None or needed <= card:
         return None
-    costs = sharding.table_costs(cfg, cluster.world)
     return (
         f"Device {fullest} needs {readable_size(needed)} of {readable_size(card)}. "
-        + sharding.what_would_fit(cfg, costs)
+        + sharding.what_would_fit(cfg)
     )
 
 

@@ -24,14 +24,15 @@ from trainmark.workloads.dlrm.runs import DlrmRun, has_power_law, is_generated
 from trainmark.workloads.dlrm.sizes import cluster, smaller, stored_rows, table_formats
 
 
-def place(cfg: DlrmRun, devices: int) -> Placement:
-    """The placement of a resolved run's tables over `devices`, the same on every rank."""
+def place(cfg: DlrmRun) -> Placement:
+    """The placement of a resolved run's tables over its devices, the same on every rank."""
     rows, dim, sharding = cfg.model.table_rows, cfg.model.embedding_dim, cfg.sharding
+    devices = cluster(cfg).world
     if sharding.placement.endswith(".json"):
         return _in_formats(cfg, placements.read(Path(sharding.placement), rows, dim, devices))
     is_narrow = cfg.model.has_narrow_tables  # of which `auto` knows nothing
     if sharding.placement == "auto" and not is_narrow:
-        placed = _auto(cfg, devices)
+        placed = _auto(cfg)
     else:
         strategy = "memory_optimized" if sharding.placement == "auto" else sharding.placement
         placed = by_strategy(strategy, rows, cfg.model.widths, devices, _decided(cfg))
@@ -55,12 +56,11 @@ def _in_formats(cfg: DlrmRun, placement: Placement) -> Placement:
 
 
 @lru_cache(maxsize=4)  # a run asks several times: to build, to check its memory, to report
-def _auto(cfg: DlrmRun, devices: int) -> Placement:
-    costs = table_costs(cfg, devices)
+def _auto(cfg: DlrmRun) -> Placement:
     try:
-        return auto(_profiles(cfg, devices), costs, room(cfg, costs), _decided(cfg))
+        return auto(_profiles(cfg), table_costs(cfg), room(cfg), _decided(cfg))
     except DoesNotFitError:
-        raise InputError(what_would_fit(cfg, costs)) from None
+        raise InputError(what_would_fit(cfg)) from None
 
 
 def _decided(cfg: DlrmRun) -> Options:
@@ -75,7 +75,7 @@ def _decided(cfg: DlrmRun) -> Options:
 # --- what a placement depends on
 
 
-def table_costs(cfg: DlrmRun, devices: int) -> TableCosts:
+def table_costs(cfg: DlrmRun) -> TableCosts:
     """What shards of the run's tables cost there."""
     step = TableStep(
         batch=filled(cfg.global_batch),
@@ -83,12 +83,12 @@ def table_costs(cfg: DlrmRun, devices: int) -> TableCosts:
         element_bytes=element_bytes(cfg.precision),
         optimizer=cfg.optimizer.name,
     )
-    return TableCosts(machine(cluster(cfg, devices), cfg.sharding.network_gb_s), step)
+    return TableCosts(machine(cluster(cfg), cfg.sharding.network_gb_s), step)
 
 
-def room(cfg: DlrmRun, costs: TableCosts) -> float:
+def room(cfg: DlrmRun) -> float:
     """Bytes of a device for tables and the rows on their way; infinite where it is not known."""
-    memory = costs.machine.memory
+    memory = table_costs(cfg).machine.memory
     return math.inf if memory is None else memory - _dense(cfg).total
 
 
@@ -126,9 +126,9 @@ def _shares(cfg: DlrmRun) -> list[AccessProfile]:
     return own + [access.uniform(count) for count in rows[len(own) :]]  # of crosses
 
 
-def _profiles(cfg: DlrmRun, devices: int) -> list[AccessProfile]:
+def _profiles(cfg: DlrmRun) -> list[AccessProfile]:
     """One device holds all rows, whichever are looked up: counts would be read for nothing."""
-    if devices > 1:
+    if cluster(cfg).world > 1:
         return profiles(cfg)
     return _of_tables(cfg, [access.uniform(count) for count in cfg.model.table_rows])
 
@@ -176,8 +176,7 @@ def host_bytes(cfg: DlrmRun) -> list[int]:
 
 
 def _loads(cfg: DlrmRun) -> list[Load]:
-    devices = cluster(cfg).world
-    return table_costs(cfg, devices).loads(place(cfg, devices), _profiles(cfg, devices))
+    return table_costs(cfg).loads(place(cfg), _profiles(cfg))
 
 
 def _dense(cfg: DlrmRun) -> MemoryPlan:
@@ -198,23 +197,23 @@ def _dense(cfg: DlrmRun) -> MemoryPlan:
     )
 
 
-def what_would_fit(cfg: DlrmRun, costs: TableCosts) -> str:
+def what_would_fit(cfg: DlrmRun) -> str:
     """A message about tables that do not fit, with what would: another placement, more devices,
     host memory, another format."""
-    each, devices = room(cfg, costs), costs.machine.devices
-    start = f"{cfg.name} does not fit {cluster(cfg, devices)}"
+    each, devices = room(cfg), cluster(cfg).world
+    start = f"{cfg.name} does not fit {cluster(cfg)}"
     if each <= 0:
         return (
             f"{start}: MLPs and activations alone need {readable_size(_dense(cfg).total)} of a "
             "device. Use a smaller micro_batch."
         )
-    needed, saved = _needed_and_saved_by_host(cfg, costs)
+    needed, saved = _needed_and_saved_by_host(cfg)
     if needed <= each * devices and cfg.sharding.placement != "auto":
         return f"{start} by {cfg.sharding.placement}. Use --placement auto."
     return (
         f"{start}: its tables need {readable_size(needed)}, and have {devices} x "
         f"{readable_size(each)}. It would fit {math.ceil(needed / each)} such "
-        f"devices{_host_advice(cfg, costs, saved, needed - each * devices)}."
+        f"devices{_host_advice(cfg, saved, needed - each * devices)}."
         f"{what_fits(smaller(cfg), _fullest, _dense(cfg).total + each)}"
     )
 
@@ -229,14 +228,14 @@ def _fullest(cfg: DlrmRun) -> MemoryPlan:
     if devices == 1:
         return plan_devices(resolved)[0]
     dense = _dense(resolved)
-    needed, _ = _needed_and_saved_by_host(resolved, table_costs(resolved, devices))
+    needed, _ = _needed_and_saved_by_host(resolved)
     return dataclasses.replace(dense, weights=dense.weights + math.ceil(needed / devices))
 
 
-def _needed_and_saved_by_host(cfg: DlrmRun, costs: TableCosts) -> tuple[int, dict[int, int]]:
+def _needed_and_saved_by_host(cfg: DlrmRun) -> tuple[int, dict[int, int]]:
     """Bytes that all tables take on devices; and what each would not if it were in host memory,
     where only fp32 tables may be."""
-    needed, saved = 0, {}
+    needed, saved, costs = 0, {}, table_costs(cfg)
     tables = zip(cfg.model.table_rows, cfg.model.widths, stored_rows(cfg), strict=True)
     for table, (rows, width, stored) in enumerate(tables):
         (whole,) = placements.whole_everywhere(rows, width, 1)
@@ -249,14 +248,14 @@ def _needed_and_saved_by_host(cfg: DlrmRun, costs: TableCosts) -> tuple[int, dic
     return needed, saved
 
 
-def _host_advice(cfg: DlrmRun, costs: TableCosts, saved: dict[int, int], excess: float) -> str:
+def _host_advice(cfg: DlrmRun, saved: dict[int, int], excess: float) -> str:
     """The fewest, largest tables whose move to host memory makes room for the others."""
     chosen: list[int] = []
     for table in sorted(saved, key=lambda t: -saved[t]):
         chosen.append(table)
         excess -= saved[table]
         if excess <= 0:
-            per_node = sum(saved[t] for t in chosen) / costs.machine.nodes / GIB
+            per_node = sum(saved[t] for t in chosen) / cluster(cfg).nodes / GIB
             tables = " ".join(map(str, sorted([*cfg.sharding.host_tables, *chosen])))
             return f", or these with --host-tables {tables} ({per_node:.0f} GiB of host per node)"
     return ""

@@ -17,11 +17,10 @@ SCALE_BYTES = {"int8": 4, "fp8": 4}  # per row
 # --- devices
 
 
-def cluster(cfg: DlrmRun, devices: int | None = None) -> Cluster:
-    """The cluster that the run was resolved for; one node of it for another number of devices."""
+def cluster(cfg: DlrmRun) -> Cluster:
+    """The cluster that the run was resolved for."""
     hardware, nodes, per_node = filled(cfg.sharding.cluster).rsplit("x", 2)
-    resolved = Cluster(hardware, int(nodes), int(per_node))
-    return resolved if devices in (None, resolved.world) else Cluster(hardware, 1, devices)
+    return Cluster(hardware, int(nodes), int(per_node))
 
 
 def on_one_gpu(cfg: DlrmRun) -> bool:

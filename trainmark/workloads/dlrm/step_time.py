@@ -87,9 +87,7 @@ class Prediction:
 
 def predict(cfg: DlrmRun) -> Prediction:
     """Memory and time of a resolved run on the cluster that it was resolved for."""
-    devices = cluster(cfg).world
-    costs = sharding.table_costs(cfg, devices)
-    placed = sharding.place(cfg, devices)
+    costs, placed = sharding.table_costs(cfg), sharding.place(cfg)
     loads = costs.loads(placed, sharding.profiles(cfg))
     received = costs.received(exchanged_tables(placed))
     found = _on_cpus(cfg, costs) if cluster(cfg).hardware == CPU else _on_gpus(cfg, costs)
