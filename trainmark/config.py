@@ -259,6 +259,12 @@ OBSERVATION = frozenset({
     "log_every", "checkpoint_every", "check_every", "keep_checkpoints", "keep_scores", "profile",
     "tensorboard", "dllogger", "submission", "price_per_hour", "grams_co2_per_kwh",
 })  # fmt: skip
+# Fields that a vendor may tune while a result stays comparable with the published one, whatever the
+# workload. Each has more such fields (`contract.Definition.closed`).
+TUNABLE = OBSERVATION | {
+    "data", "seed", "device", "precision", "loss_scale", "compile", "eager", "micro_batch",
+    "accumulate", "eval_batch", "evals_per_epoch", "initial_evaluation", "warmup_clock",
+}  # fmt: skip
 # Fields that say how far a run goes; a continued run may change them, too.
 EXTENSION = frozenset({"epochs", "max_steps", "target", "stop_at_target", "patience"})
 # Fields that lay the same arithmetic out over devices; a continued run may be on others. Workloads

@@ -1,14 +1,11 @@
 """Which settings of a run follow from its data, and which may differ between comparable runs."""
 
-from trainmark.config import OBSERVATION
+from trainmark.config import TUNABLE
 from trainmark.workloads.dlrm import auto
 from trainmark.workloads.dlrm.runs import TERABYTE, DlrmRun, demo_schedule, dlrm_demo
 
-# Fields that a closed run may change: what a vendor may tune while the result stays comparable.
-_CLOSED = OBSERVATION | {
-    "data", "seed", "device", "precision", "loss_scale", "compile", "eager", "micro_batch",
-    "accumulate", "eval_batch", "last_batch", "evals_per_epoch", "initial_evaluation",
-    "stop_at_target", "warmup_clock", "best_auc", "synthetic_rows", "synthetic_ids", "sharding",
+_CLOSED = TUNABLE | {
+    "last_batch", "stop_at_target", "best_auc", "synthetic_rows", "synthetic_ids", "sharding",
     "page_cache",
 }  # fmt: skip
 

@@ -9,20 +9,12 @@ from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
 from trainmark.bounds import Count, Ids, Layers, NotNegative, Positive, Share, Width
-from trainmark.config import OBSERVATION, SYNTHETIC, Better, Hidden, Run, Schedule, filled
+from trainmark.config import SYNTHETIC, TUNABLE, Better, Hidden, Run, Schedule, filled
 from trainmark.corpus.dataset import parse_split
 from trainmark.errors import InputError
 from trainmark.files import read_json
 
 NOTHING_HELD_OUT = "100,0,0"
-
-# What a vendor may tune while the result stays comparable: not the sequence, the global batch,
-# the model, the optimiser (its states have the published precision) or the data's order.
-_CLOSED = OBSERVATION | {
-    "data", "seed", "device", "precision", "loss_scale", "compile", "eager",
-    "micro_batch", "accumulate", "eval_batch", "warmup_clock", "evals_per_epoch",
-    "initial_evaluation", "parallel", "pipeline", "data_parallel", "recompute", "attention",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +200,8 @@ RUNS: dict[str, Callable[[], LlamaRun]] = {
 
 def closed(cfg: LlamaRun) -> frozenset[str]:
     """Top-level fields that may change while a result stays comparable with the named run's."""
-    fields = set(_CLOSED)
+    # Not the optimiser: its states have the published precision.
+    fields = {*TUNABLE, "parallel", "pipeline", "data_parallel", "recompute", "attention"}
     if cfg.train_samples == (cfg.max_steps or 0) * (cfg.global_batch or 0):
         fields.add("train_samples")  # filled in, not chosen
     if cfg.name == "llama3-demo":
