@@ -75,18 +75,17 @@ class Mesh:
 
     def max_over_ranks(self, values: Sequence[float]) -> list[float]:
         """The maximum over all ranks, element by element."""
-        if self.device_mesh is None:
-            return list(values)
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-        return tensor.tolist()
+        return self._over_ranks(values, dist.ReduceOp.MAX)
 
     def sum_over_ranks(self, values: Sequence[float]) -> list[float]:
         """The sum over all ranks, element by element."""
+        return self._over_ranks(values, dist.ReduceOp.SUM)
+
+    def _over_ranks(self, values: Sequence[float], how: Any) -> list[float]:
         if self.device_mesh is None:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, op=how)
         return tensor.tolist()
 
     def sum_over_dp(self, values: Sequence[int]) -> list[int]:

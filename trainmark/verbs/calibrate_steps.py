@@ -30,8 +30,7 @@ ROUNDS = 3
 
 def with_whole_steps(found: Known, here: torch.device) -> Known:
     """Add `step_s` and `id_s` of the ranks of this machine to what was measured."""
-    ranks = meshes.launched_ranks()
-    mesh = meshes.build(here, {"dp": ranks}) if ranks > 1 else meshes.single(here)
+    mesh = meshes.build(here, {"dp": meshes.launched_ranks()})
     cluster = this_cluster(mesh)
     runs = {samples: _run(samples, mesh) for samples in (FEW, MANY)}
     missing, taken_s = {}, _measured_s(runs, mesh)
