@@ -46,16 +46,6 @@ can drive knows them."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """The commit and flags of one side."""
-
-    commit: str | None
-    """A branch, a tag or a hash; None for this tree as it is."""
-    flags: str
-    """Flags that only this side has."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Found:
     """What a gate has found."""
 
@@ -76,9 +66,7 @@ def gate(cfg: Run, options: GateOptions, words: list[str]) -> int:
     `words` are those after `gate`, without the flags of one side alone.
     """
     shared, slower_by = without_flags(words, OWN_FLAGS), options.slower_by / 100
-    base = Asked(commit=options.base, flags=options.base_flags)
-    candidate = Asked(commit=options.candidate, flags=options.candidate_flags)
-    with ends_in_order(), two_sides(cfg, shared, base, candidate) as sides:
+    with ends_in_order(), two_sides(cfg, shared, options) as sides:
         found = measure(
             *sides,
             slower_by=slower_by,
@@ -109,16 +97,17 @@ def ends_in_order() -> Iterator[None]:
 
 
 @contextmanager
-def two_sides(
-    cfg: Run, words: Sequence[str], base: Asked, candidate: Asked
-) -> Iterator[tuple[Side, Side]]:
+def two_sides(cfg: Run, words: Sequence[str], options: GateOptions) -> Iterator[tuple[Side, Side]]:
     """The two sides. Copies of commits are removed after the block.
 
     Args:
         cfg: the run.
         words: its name and the flags of both sides.
+        options: the commits, and the flags that only one side has.
     """
-    if base == candidate:
+    base = ("base", options.base, options.base_flags)
+    candidate = ("candidate", options.candidate, options.candidate_flags)
+    if base[1:] == candidate[1:]:
         raise InputError(
             "Both sides of the gate are the same. Give --base COMMIT, to compare this tree with "
             "it, or --base-flags '...', to compare two configurations."
@@ -127,15 +116,15 @@ def two_sides(
     endless = [*ENDLESS, *(() if cfg.patience is None else ("--patience", "None"))]
     with tempfile.TemporaryDirectory(prefix="trainmark-gate-") as folder:
 
-        def side(name: str, asked: Asked) -> Side:
-            tree = TREE if asked.commit is None else _copy_of(asked.commit, Path(folder) / name)
-            own = _split(asked.flags, f"--{name}-flags")
+        def side(name: str, commit: str | None, flags: str) -> Side:
+            tree = TREE if commit is None else _copy_of(commit, Path(folder) / name)
+            own = _split(flags, f"--{name}-flags")
             side = Side(name=name, tree=tree, words=(*words, *own, *endless))
-            if asked.commit is None:  # report what is wrong now; another commit reports its own
+            if commit is None:  # report what is wrong now; another commit reports its own
                 raise_all(problems(parse_run("train", list(side.words), TrainOptions)[0]))
             return side
 
-        yield side("base", base), side("candidate", candidate)
+        yield side(*base), side(*candidate)
 
 
 def _split(flags: str, name: str) -> list[str]:
