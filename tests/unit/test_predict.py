@@ -66,10 +66,23 @@ def test_scores_are_those_of_evaluate_and_columns_are_carried_along(
     users, clicks = zip(*((row.split(",")[1], row[0]) for row in ROWS), strict=True)
     assert found["user"].to_pylist() == list(users)
     assert found["clicked"].to_pylist() == list(clicks)  # text, as the file has it
-    as_csv = predict(run, tmp_path / "s.csv", "--keep", "seen")
+    as_csv = predict(run, tmp_path / "s.csv", "--keep", "seen", "seen")
     assert as_csv.column_names == ["seen", "score"]
     np.testing.assert_array_equal(np.float32(as_csv["score"]), found["score"])
     assert as_csv["seen"].to_pylist() == [int(row.split(",")[-1]) for row in ROWS]
+
+
+def test_columns_with_the_names_of_answers_are_kept_beside_them(run: Path, tmp_path: Path) -> None:
+    """Of scores by other models, say."""
+    rows = [f"{row},{number},-{number}" for number, row in enumerate(ROWS[:9])]
+    log = tmp_path / "log.csv"
+    log.write_text("\n".join([f"{HEADER},score,score_predicted", *rows]) + "\n")
+    found = predict(
+        run, tmp_path / "s.parquet", "--keep", "score_predicted", "score", inputs=str(log)
+    )
+    assert found["score"].to_pylist() == [str(number) for number in range(9)]
+    assert found["score_predicted"].to_pylist() == [f"-{number}" for number in range(9)]
+    np.testing.assert_allclose(found["score_predicted_predicted"], expected(run)[:9], atol=1e-6)
 
 
 def test_a_model_of_numbers_alone(tmp_path: Path) -> None:
@@ -383,6 +396,7 @@ def test_an_export_needs_nothing_else(
 
     words = [*words[:6], "--output", str(tmp_path / "u.parquet")]
     refused(capsys, [*words, "--checkpoint", "last"], "is an exported model")
+    refused(capsys, ["infer", str(target)], "is an exported model, not the folder of a run")
     words[3] = str(run.parent / "data")
     refused(capsys, words, "an exported model scores raw files")
     words[3] = log

@@ -127,7 +127,7 @@ def _scored(
         patterns=tuple(map(str, inputs)),
         bad_rows=options.bad_rows,
         labelled=False,
-        keep=options.keep,
+        keep=tuple(dict.fromkeys(options.keep)),
         column=options.column,
         memory=options.memory,
     )
@@ -222,5 +222,7 @@ def _columns(scored: ScoredRows) -> dict[str, Any]:
     names = [] if scored.kept is None else scored.kept.column_names
     columns = {name: scored.kept[name] for name in names}
     for name, answer in scored.answers.items():
-        columns[f"{name}_predicted" if name in names else name] = answer
+        while name in columns:
+            name += "_predicted"
+        columns[name] = answer
     return columns

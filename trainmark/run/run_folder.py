@@ -141,7 +141,13 @@ def read_config(folder: Path) -> Any:
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise InputError(f"{folder} is not the folder of a run: it has no {CONFIG_FILE}.")
-    return parse_config(read_json(path), path)
+    data = read_json(path)
+    if "model_type" in data:
+        raise InputError(
+            f"{folder} is an exported model, not the folder of a run. Give the run's; predict and "
+            "serve take both."
+        )
+    return parse_config(data, path)
 
 
 def parse_config(data: Any, path: Path) -> Any:
