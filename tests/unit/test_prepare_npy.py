@@ -257,8 +257,8 @@ def test_a_day_that_torchrec_would_cut_otherwise_is_refused_before_the_work(
     named: dict[str, Any] = {"train": str(tmp_path / "day_0"), "test": str(tmp_path / "day_1")}
     with pytest.raises(InputError, match="needs a validation split: give --validation"):
         criteo.prepare(criteo.Options(output=tmp_path / "data", to="npy", **named))
-    criteo.prepare(criteo.Options(output=tmp_path / "other", test_half="second", **flags))
-    assert (tmp_path / "other" / "npy" / "day_1_dense.npy").exists()
+    criteo.prepare(criteo.Options(output=tmp_path / "data", test_half="second", **flags))
+    assert (tmp_path / "data" / "npy" / "day_1_dense.npy").exists()
 
 
 # --- TorchRec itself

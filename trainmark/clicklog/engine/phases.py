@@ -72,11 +72,11 @@ class EmbeddedEngine:
         try:
             parse_phase.check_labels(store.records)
             division = divide(self.job.split, store, rows_per_file, self.work.folder / "splits.bin")
+            if check_rows is not None:
+                check_rows({split.name: split.rows for split in division.splits})
         except InputError:
-            self.work.remove()  # nothing can come of it
+            self.work.remove()  # nothing can come of it: other settings do not continue this work
             raise
-        if check_rows is not None:
-            check_rows({split.name: split.rows for split in division.splits})
         with self._phase("encode"):
             fitted, columns = Encoder(self.job, self.limits, self.work, store, division).run()
         with self._phase("finish"):
