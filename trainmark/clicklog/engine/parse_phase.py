@@ -158,6 +158,15 @@ def rows_per_file(records: Sequence[BlockRecord], num_files: int) -> list[int]:
     return rows
 
 
+def check_rows(work: Work, records: Sequence[BlockRecord]) -> None:
+    """Refuse a log of bad lines alone."""
+    bad = [record for record in records if record.bad]
+    if bad and not any(record.rows for record in records):
+        first = bad_rows_path(work, bad[0].index).read_text().partition("\n")[0]
+        count = sum(record.bad for record in bad)
+        raise InputError(f"All {count:,} lines of the input are bad; the first is {first}.")
+
+
 def check_labels(records: Sequence[BlockRecord]) -> None:
     """Refuse a label that has more than two values, where --positive names one of them."""
     others = sorted({value for record in records for value in record.other_labels})

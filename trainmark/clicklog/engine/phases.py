@@ -70,6 +70,7 @@ class EmbeddedEngine:
         with self._phase("parse"):
             store, rows_per_file = self._parse()
         try:
+            parse_phase.check_rows(self.work, store.records)
             parse_phase.check_labels(store.records)
             division = divide(self.job.split, store, rows_per_file, self.work.folder / "splits.bin")
             if check_rows is not None:
