@@ -152,12 +152,7 @@ def write_dataset(
     _write_split(folder, "train", train_rows, spec)
     _write_split(folder, "test", test_rows, spec)
     if validation_rows:
-        alone = feature_spec.default_spec(
-            cardinalities,
-            num_numerical,
-            mappings=("validation",),
-            numerical_dtype=numerical_dtype,
-        )
+        alone = feature_spec.of_mappings(spec, ["validation"])
         feature_spec.write(alone, folder / "feature_spec_validation.yaml")
         _write_split(folder, "validation", validation_rows, alone)
     return folder

@@ -129,18 +129,27 @@ def is_finished(output: Path, manifest: str, settings: Mapping[str, Any]) -> boo
         raise InputError(f"{output} is a file; expected a folder to write to.")
     if not any(output.iterdir()):
         return False
-    made_with = read_json(output / manifest).get("settings")
-    if made_with is None:
+    check_settings(output, manifest, read_json(output / manifest), settings)
+    return True
+
+
+def check_settings(
+    output: object, manifest: str, found: Mapping[str, Any], settings: Mapping[str, Any]
+) -> None:
+    """Refuse a folder that was not made with `settings`.
+
+    Args:
+        found: what its manifest says; nothing, if there is none.
+    """
+    if found.get("settings") is None:
         raise InputError(
             f"{output} is not empty and holds no {manifest}. Choose another --output, or remove it."
         )
-    different = difference(made_with, settings)
-    if different:
+    if different := difference(found["settings"], settings):
         raise InputError(
             f"{output} was made with other settings ({different}). "
             "Choose another --output, or remove it."
         )
-    return True
 
 
 def difference(made_with: Mapping[str, Any], settings: Mapping[str, Any]) -> str:

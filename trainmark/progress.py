@@ -1,7 +1,7 @@
 """Progress on the terminal: rate and remaining time, on standard error."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -17,34 +17,26 @@ from rich.text import Text
 
 
 class _Rate(ProgressColumn):
-    def __init__(self, unit: str, size: float) -> None:
+    """Millions a second."""
+
+    def __init__(self, unit: str) -> None:
         super().__init__()
-        self._unit, self._size = unit, size
+        self._unit = unit
 
     def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        if not speed or speed < self._size:
-            return Text("")
-        return Text(f"{speed / self._size:,.0f} {self._unit}/s")
+        millions = (task.finished_speed or task.speed or 0) / 1e6
+        return Text(f"{millions:,.0f} {self._unit}/s" if millions >= 1 else "")
 
 
 @contextmanager
-def _bar(name: str, total: float, rate: _Rate) -> Iterator[Callable[[int], None]]:
-    columns = [TextColumn(name), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), rate]
+def rate_bar(name: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+    """A bar with its rate, in a unit that stands for a million; the context gives a function to
+    advance it, by ones."""
+    columns = [TextColumn(name), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), _Rate(unit)]
     console = SafeConsole(stderr=True)
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
         task = progress.add_task(name, total=max(total, 1))
         yield lambda amount: progress.advance(task, amount)
-
-
-def bytes_bar(name: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-    """A bar in MB/s; the context gives a function to advance it."""
-    return _bar(name, total, _Rate("MB", 1e6))
-
-
-def rows_bar(name: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-    """A bar in million values a second."""
-    return _bar(name, total, _Rate("M values", 1e6))
 
 
 @contextmanager

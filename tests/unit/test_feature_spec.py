@@ -190,7 +190,7 @@ def test_valid_specifications_pass() -> None:
     spec_rules.check(build(plain()))
     spec_rules.check(feature_spec.default_spec([3, 200], 0))
     spec_rules.check(feature_spec.default_spec([], 4))
-    validation = feature_spec.default_spec([3], 1, mappings=("validation",))
+    validation = feature_spec.of_mappings(feature_spec.default_spec([3], 1), ["validation"])
     spec_rules.check(validation, ("validation",))
     with pytest.raises(InputError, match="exactly the mappings train, test; it has validation"):
         spec_rules.check(validation)

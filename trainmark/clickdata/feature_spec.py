@@ -132,7 +132,6 @@ def default_spec(
     cardinalities: Sequence[int],
     num_numerical: int,
     metadata: Mapping[str, Any] | None = None,
-    mappings: Iterable[str] = ("train", "test"),
     hotness: Sequence[int] = (),
     numerical_dtype: str = "float16",
     varies: Sequence[bool] = (),
@@ -143,7 +142,6 @@ def default_spec(
         cardinalities: number of ids of each categorical feature.
         num_numerical: number of numerical features.
         metadata: facts to keep with the dataset.
-        mappings: the splits it describes.
         hotness: ids per example of each categorical feature; one each if empty.
         numerical_dtype: of all numerical features.
         varies: whether an example may have fewer ids of a categorical feature; none if empty.
@@ -167,7 +165,7 @@ def default_spec(
         channel_spec={CATEGORICAL: categorical, NUMERICAL: numerical, LABEL: ("label",)},
         metadata=dict(metadata or {}),
     )
-    return of_mappings(spec, mappings)
+    return of_mappings(spec, ("train", "test"))
 
 
 def of_mappings(spec: FeatureSpec, mappings: Iterable[str]) -> FeatureSpec:

@@ -85,7 +85,10 @@ def _build(options: Options, days: list[Day], settings: dict[str, Any]) -> None:
     workers = min(cores, len(stretches))
 
     def shared(work: _Reader | _Writer, name: str) -> list[Any]:
-        with Workers(work, workers) as processes, progress.rows_bar(name, _rows(days)) as advance:
+        with (
+            Workers(work, workers) as processes,
+            progress.rate_bar(name, _rows(days), "M values") as advance,
+        ):
 
             def done(stretch: Stretch) -> Any:
                 [found] = processes.each(0, "do", [(stretch,)])

@@ -190,7 +190,7 @@ def _generate(wanted: Wanted) -> None:
     log = wanted.log()
     counts = {"earlier days": NO_ROWS, "last day": NO_ROWS}
     with files.building(wanted.output) as partial:
-        with progress.rows_bar("Generating rows", wanted.rows) as advance:
+        with progress.rate_bar("Generating rows", wanted.rows, "M values") as advance:
 
             def done(block: Block, made: BinCounts) -> None:
                 counts["earlier days" if block.start < wanted.last_day else "last day"] += made

@@ -107,7 +107,7 @@ class Encoder:
         with (
             Workers(self, self._workers) as workers,
             ThreadPoolExecutor(1 + len(names)) as drivers,
-            progress.rows_bar("Writing", rows * len(self._columns)) as advance,
+            progress.rate_bar("Writing", rows * len(self._columns), "M values") as advance,
         ):
             advance(rows * done)
 

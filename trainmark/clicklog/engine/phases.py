@@ -115,7 +115,7 @@ class EmbeddedEngine:
             workers=min(self.limits.workers, -(-unpacked // piece_bytes) or 1),
             memory=self.limits.memory // 2,  # who parses a piece takes four of its size
         )
-        with progress.bytes_bar("Reading", whole) as advance:
+        with progress.rate_bar("Reading", whole, "MB") as advance:
             if done:
                 stop = done[-1].stop
                 advance(sum(sizes[: stop.file]) + stop.offset)

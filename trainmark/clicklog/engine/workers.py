@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from queue import PriorityQueue
-from types import TracebackType
 from typing import Any
 
 from trainmark.clicklog.sources import apart
@@ -76,12 +75,7 @@ class Workers:
     def __enter__(self) -> "Workers":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
         for thread in self._threads:
             thread.join()

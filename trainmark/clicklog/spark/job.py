@@ -100,17 +100,8 @@ class _Run:
     def _is_finished(self) -> bool:
         if not self.files.exists(self.output) or self.files.is_empty_folder(self.output):
             return False
-        made_with = self.files.read_json(f"{self.output}/{MANIFEST}").get("settings")
-        if made_with is None:
-            raise InputError(
-                f"{self.output} is not empty and holds no {MANIFEST}. Choose another --output, "
-                "or remove it."
-            )
-        if different := files.difference(made_with, self.job.settings):
-            raise InputError(
-                f"{self.output} was made with other settings ({different}). Choose another "
-                "--output, or remove it."
-            )
+        found = self.files.read_json(f"{self.output}/{MANIFEST}")
+        files.check_settings(self.output, MANIFEST, found, self.job.settings)
         return True
 
     def _build(self) -> None:

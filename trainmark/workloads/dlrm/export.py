@@ -13,7 +13,7 @@ from trainmark.checkpoint.run_tensors import read_weights, weight_shapes
 from trainmark.clicklog import preparation
 from trainmark.interop.model_folder import write_shards
 from trainmark.interop.programs import save_program
-from trainmark.progress import bytes_bar, say
+from trainmark.progress import rate_bar, say
 from trainmark.workloads.dlrm import standalone
 from trainmark.workloads.dlrm.description import description
 from trainmark.workloads.dlrm.runs import DlrmRun, is_generated
@@ -123,7 +123,8 @@ def _reading(checkpoint_path: Path) -> Iterator[tuple[dict[str, Tensor], Load]]:
     A bar shows how much was loaded.
     """
     shapes = weight_shapes(checkpoint_path)
-    with bytes_bar("exporting", sum(tensor.nbytes for tensor in shapes.values())) as advance:
+    num_bytes = sum(tensor.nbytes for tensor in shapes.values())
+    with rate_bar("exporting", num_bytes, "MB") as advance:
 
         def load(names: list[str]) -> dict[str, Tensor]:
             tensors = read_weights(checkpoint_path, names)

@@ -15,7 +15,7 @@ from trainmark.clickdata import identity
 from trainmark.errors import InputError
 from trainmark.metrics.binary import Importance, importance_of
 from trainmark.metrics.ranking import Placements, levels, row_placements
-from trainmark.progress import rows_bar
+from trainmark.progress import rate_bar
 from trainmark.workloads.dlrm.data import ClickData, row_source
 from trainmark.workloads.dlrm.rows import Columns, RowSource
 from trainmark.workloads.dlrm.runs import DlrmRun
@@ -44,7 +44,9 @@ def importance(trainer: DlrmTrainer, split: str, most_rows: int) -> list[Importa
 
 def _bar(trainer: DlrmTrainer, total: int) -> AbstractContextManager[Callable[[int], None]]:
     """Progress, shown by the rank that speaks."""
-    return rows_bar("importance", total) if trainer.mesh.is_main else nullcontext(lambda done: None)
+    if trainer.mesh.is_main:
+        return rate_bar("importance", total, "M values")
+    return nullcontext(lambda done: None)
 
 
 def _placements(trainer: DlrmTrainer, split: str, rows: Columns) -> Placements:
