@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from rich.progress import Progress
 
 from trainmark import checksums, files
 from trainmark.corpus import dataset, tokenizer
@@ -30,7 +29,7 @@ from trainmark.corpus.tokenizer import Tokenizer
 from trainmark.errors import InputError, no_file_matches
 from trainmark.files import write_atomically
 from trainmark.formatting import counted
-from trainmark.progress import SafeConsole
+from trainmark.progress import rate_bar
 
 BLOCK_BYTES = 4 * 2**20
 _JSON_LINES = (".jsonl", ".ndjson", ".json")
@@ -90,7 +89,7 @@ def prepare(options: Options) -> None:
     if not parts.exists():  # nothing of this dataset is there yet
         _refuse_other_dataset(prefix, note, settings)
     with files.locked(parts / "lock", f"Another process is writing {prefix} now."):
-        count = _tokenise(paths, options, tokens, parts)
+        count = _tokenise(paths, options, parts)
         found = _join(parts, count, prefix, token_dtype(tokens.vocab_size))
         write_atomically(
             dataset.note_path(prefix),
@@ -163,21 +162,21 @@ def _open(path: Path) -> Any:
     return opener(path, "rb")
 
 
-def _tokenise(paths: list[Path], options: Options, tokens: Tokenizer, parts: Path) -> int:
+def _tokenise(paths: list[Path], options: Options, parts: Path) -> int:
     """Write every block's part that is not there yet. Returns how many blocks there are."""
-    known = _Work(options.tokenizer, options.json_key, tokens.end_of_document, options.append_eod)
     count = 0
     waiting: list[Future[None]] = []
     text_bytes = sum(path.stat().st_size for path in paths)
     cores = min(len(os.sched_getaffinity(0)), text_bytes // BLOCK_BYTES + 1)
     workers = options.workers or cores
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(known,))
-    with Progress(console=SafeConsole(stderr=True)) as bar, pool:
-        task = bar.add_task("Tokenising", total=text_bytes or None)
+    pool = ProcessPoolExecutor(
+        workers, get_context("spawn"), initializer=_begin, initargs=(options,)
+    )
+    with rate_bar("Tokenising", text_bytes, "MB") as advance, pool:
         try:
             for block in _blocks(paths):
                 count += 1
-                bar.update(task, advance=len(block.text))
+                advance(len(block.text))
                 if not _part(parts, block.number).exists():
                     waiting.append(pool.submit(_write_part, block, parts))
                 if len(waiting) >= 4 * workers:  # a bound on what is in memory
@@ -197,21 +196,13 @@ def _part(parts: Path, number: int) -> Path:
 # --- in a worker
 
 
-@dataclass(frozen=True)
-class _Work:
-    tokenizer: Path
-    json_key: str
-    end_of_document: int | None
-    append_eod: bool
-
-
 _STATE: dict[str, Any] = {}
 
 
-def _begin(work: _Work) -> None:
+def _begin(options: Options) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are parallel already
-    _STATE["work"], _STATE["tokens"] = work, tokenizer.load(work.tokenizer)
+    _STATE["options"], _STATE["tokens"] = options, tokenizer.load(options.tokenizer)
 
 
 def _end_with_parent() -> None:
@@ -224,22 +215,22 @@ def _end_with_parent() -> None:
 
 def _write_part(block: TextBlock, parts: Path) -> None:
     """The block's tokens, the lengths of its pieces, and whether the last one ends a document."""
-    work, tokens = _STATE["work"], _STATE["tokens"]
+    options, tokens = _STATE["options"], _STATE["tokens"]
     is_json = any(suffix in _JSON_LINES for suffix in Path(block.path).suffixes)
-    texts = _json_texts(block, work.json_key) if is_json else [_decode(block, block.text)]
+    texts = _json_texts(block, options.json_key) if is_json else [_decode(block)]
     ends = is_json or block.ends_file
     documents = tokens.encode(texts)
     if not any(documents) and any(text.strip() for text in texts):
         raise InputError(
-            f"{work.tokenizer} knows no token in {block.path} from line {block.first_line:,} on: "
-            "the text would be dropped. Is it the tokenizer of this text, and whole?"
+            f"{options.tokenizer} knows no token in {block.path} from line {block.first_line:,} "
+            "on: the text would be dropped. Is it the tokenizer of this text, and whole?"
         )
-    if work.append_eod:
+    if options.append_eod:
         for place, document in enumerate(documents):
             # As Megatron does it, an empty document has no end; the last part of a long one has.
             has_begun = bool(document) or (not is_json and block.first_line > 1)
             if has_begun and (ends or place < len(documents) - 1):
-                document.append(work.end_of_document)
+                document.append(tokens.end_of_document)
     ids = np.array([i for document in documents for i in document], token_dtype(tokens.vocab_size))
     lengths = np.array([len(d) for d in documents], np.int64)
     with files.replacing(_part(parts, block.number)) as temporary, open(temporary, "xb") as file:
@@ -264,11 +255,11 @@ def _json_texts(block: TextBlock, key: str) -> list[str]:
     return texts
 
 
-def _decode(block: TextBlock, text: bytes) -> str:
+def _decode(block: TextBlock) -> str:
     try:
-        return text.decode("utf-8")
+        return block.text.decode("utf-8")
     except UnicodeDecodeError as error:
-        line = block.first_line + text[: error.start].count(b"\n")
+        line = block.first_line + block.text[: error.start].count(b"\n")
         raise InputError(f"{block.path}, line {line}: not UTF-8 ({error.reason}).") from None
 
 
