@@ -17,7 +17,6 @@ TorchRec took ln(x + 3) of -3 and less) become 0.0, as in NVIDIA's preparation, 
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +31,8 @@ from trainmark.clicklog import npy_files, per_column
 from trainmark.clicklog.engine import split_binary, summary
 from trainmark.clicklog.engine.splits import Split, SplitRule
 from trainmark.clicklog.engine.summary import MANIFEST, SCHEMA
-from trainmark.clicklog.engine.workers import Workers
+from trainmark.clicklog.engine.turns import Turns
+from trainmark.clicklog.engine.workers import Call, Workers
 from trainmark.clicklog.npy_files import Day, NpyRows
 from trainmark.clicklog.sources.source import names_and_sizes
 from trainmark.errors import InputError, raise_all
@@ -84,19 +84,16 @@ def _build(options: Options, days: list[Day], settings: dict[str, Any]) -> None:
     stretches = list(_stretches(days, splits, _rows(days) // (STRETCHES * cores)))
     workers = min(cores, len(stretches))
 
-    def shared(work: _Reader | _Writer, name: str) -> list[Any]:
-        with (
-            Workers(work, workers) as processes,
-            progress.rate_bar(name, _rows(days), "M values") as advance,
-        ):
+    def shared(served: _Reader | _Writer, name: str) -> list[Any]:
+        processes, found = Workers(served, workers), [None] * len(stretches)
+        with progress.rate_bar(name, _rows(days), "M values") as advance:
 
-            def done(stretch: Stretch) -> Any:
-                [found] = processes.each(0, "do", [(stretch,)])
+            def work(worker: Call, number: int, stretch: Stretch) -> None:
+                found[number] = worker("do", stretch)
                 advance(stretch.stop - stretch.start)
-                return found
 
-            with ThreadPoolExecutor(workers) as pool, processes.stopping():
-                return list(pool.map(done, stretches))
+            Turns(iter(stretches)).run(processes, work)
+        return found
 
     extremes = shared(_Reader(days), "Finding the largest ids")
     cardinalities = _cardinalities(extremes, caps, options.input)
