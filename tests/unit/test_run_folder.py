@@ -203,8 +203,22 @@ def test_from_takes_the_weights_only(finished: Path, tmp_path: Path) -> None:
     found = result(output)
     assert found["samples"] == 512
     assert any(str(newest(finished)) in note for note in found["notes"])
-    again = train(output, "--from", str(finished), "--max-steps", "2", "--lr", "0")
-    assert again == 2  # there is something to continue already
+
+
+def test_the_same_command_continues_a_run_from_another(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, command = tmp_path / "run", ["--from", str(finished), "--max-steps", "1", "--lr", "0"]
+    assert train(output, *command) == 0
+    assert train(output, *command) == 0
+    assert "is finished already" in capsys.readouterr().err
+    command[3] = "2"
+    assert train(output, *command, "--with-optimizer") == 2
+    assert "Leave --from out to continue it" in capsys.readouterr().err
+    assert train(output, *command) == 0
+    assert result(output)["samples"] == 1024
+    assert any(str(newest(finished)) in note for note in result(output)["notes"])
+    assert train(output, *command[2:]) == 0  # without --from, too
 
 
 def test_from_another_model_leaves_no_trace(finished: Path, tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ class Training:
         can_check(cfg, workload)
         self.cfg, self.workload, self.mesh, self.output = cfg, workload, mesh, output
         self.start, self._watch = start, watch
+        self._began_with = start.identity if start else None
         self._host_bytes_left, self._power_w = host_bytes_left, power_w
         self.saves_stand_still = False
         self.clocks = Clocks(started, cfg.warmup_clock, synchronizer(mesh.device), joules)
@@ -208,6 +209,7 @@ class Training:
         state = checkpoints.load(path, stored_tensors(self.trainer), exact=True)
         self.workload.state_loaded(self.trainer)
         self.progress = parse(Progress, state["progress"], str(path))
+        self._began_with = state.get("start")
         if self.cfg.patience is None:
             self.progress.best = None
         self.data.restore(state["data"])
@@ -427,6 +429,7 @@ class Training:
             "progress": dataclasses.asdict(self.progress),
             "clocks": global_state(self.clocks, self.mesh),
             "data": {"samples": self._samples()},
+            "start": self._began_with,
         }
         self._saver.save(
             self.progress.step,

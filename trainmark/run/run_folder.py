@@ -11,7 +11,7 @@
 import dataclasses
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,14 @@ CHOICE = "choice.json"
 """The file that says what trials chose, and why."""
 
 
-def check(output: Path, cfg: Run, *, fresh: bool, from_another: bool) -> None:
-    """Refuse a folder that cannot be this run's; nothing is changed."""
+def check(
+    output: Path, cfg: Run, *, fresh: bool, began_with: Mapping[str, Any] | None = None
+) -> None:
+    """Refuse a folder that cannot be this run's; nothing is changed.
+
+    Args:
+        began_with: what --from gives, as the run's checkpoints keep it.
+    """
     if output.exists() and not output.is_dir():
         raise InputError(f"Output {output} is a file; give a folder.")
     contents = set(output.iterdir()) if output.is_dir() else set()
@@ -56,10 +62,11 @@ def check(output: Path, cfg: Run, *, fresh: bool, from_another: bool) -> None:
             f"Output {output} is not empty and is not the folder of a run. Give another --output."
         )
     _check_checkpoints(output)
-    if from_another and folders.latest(output / CHECKPOINTS):
+    latest = folders.latest(output / CHECKPOINTS)
+    if began_with and latest and folders.read_state(latest).get("start") != began_with:
         raise InputError(
-            f"--from starts a new run, but {output} has a checkpoint to continue. "
-            "Give another --output."
+            f"{output} has a checkpoint to continue, of a run that began otherwise than --from "
+            "says. Leave --from out to continue it, or give another --output."
         )
 
 

@@ -89,7 +89,7 @@ def _with_choices(
     if not candidates:
         return resolved, None
     if mesh.is_main:  # before any trial costs time
-        run_folder.check(output, resolved, fresh=options.fresh, from_another=False)
+        run_folder.check(output, resolved, fresh=options.fresh)
         if options.fresh and not launched.is_restart():
             trials.clear(output)
     mesh.barrier()
@@ -116,7 +116,7 @@ def _with_choices(
 def _remove_another(folder: Path, cfg: Run) -> None:
     """Remove a trial that was begun with other flags: nobody asked for it by name."""
     try:
-        run_folder.check(folder, cfg, fresh=False, from_another=False)
+        run_folder.check(folder, cfg, fresh=False)
     except InputError:
         shutil.rmtree(folder)
 
@@ -135,7 +135,7 @@ def _train_one(
     _reset_peaks(mesh)
     begin = start.find(options, cfg)
     if mesh.is_main:
-        _check_files(cfg, options, output, from_another=begin is not None)
+        _check_files(cfg, options, output, begin)
     needed, host_bytes_left = check_memory(cfg, workload, mesh)
     predicted = forecast(cfg, this_cluster(mesh), needed)
     with Monitor(mesh.device) as monitor, ExitStack() as claims:
@@ -169,14 +169,16 @@ def _train_one(
     return finished
 
 
-def _check_files(cfg: Run, options: TrainOptions, output: Path, *, from_another: bool) -> None:
+def _check_files(cfg: Run, options: TrainOptions, output: Path, begin: start.Start | None) -> None:
     """Check before the first step that the reference can be read and the folder is this run's."""
     if options.reference:
         alignment.read_curve(options.reference)
     if launched.is_restart():  # what this run wrote itself is to be continued
-        run_folder.check(output, cfg, fresh=False, from_another=False)
+        run_folder.check(output, cfg, fresh=False)
     else:
-        run_folder.check(output, cfg, fresh=options.fresh, from_another=from_another)
+        run_folder.check(
+            output, cfg, fresh=options.fresh, began_with=begin.identity if begin else None
+        )
 
 
 def _has_result(output: Path) -> bool:

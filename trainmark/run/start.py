@@ -7,6 +7,7 @@ table's old rows come from the checkpoint, and the new rows behind them start af
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -34,6 +35,11 @@ class Start:
         taken = "weights and optimiser state" if self.with_optimizer else "weights"
         tables = counted(len(self.grown), "table")
         return f"{taken} of {self.path}" + (f", and new rows in {tables}" if self.grown else "")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """As checkpoints of the new run keep it."""
+        return {"path": str(self.path.resolve()), "with_optimizer": self.with_optimizer}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Fill `tensors`, by their names in a checkpoint."""

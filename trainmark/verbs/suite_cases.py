@@ -214,7 +214,7 @@ def _check_folders(case: Case) -> None:
         if (folder / result.FILE_NAME).is_file():
             _check_result(case, cfg, folder)
         elif cfg:
-            run_folder.check(folder, cfg, fresh=False, from_another=False)
+            run_folder.check(folder, cfg, fresh=False)
 
 
 def _resolved(case: Case, repeat: int) -> Run:
