@@ -147,7 +147,79 @@ def test_lists_with_a_dictionary_are_read_as_others(reading: str, values: list[A
     assert (found[0] == "refused") == (reading == "hex[2]" and values[0] == 5)
 
 
+@pytest.mark.parametrize(
+    ("reading", "words"),
+    [
+        ("list", "No row of tags has more than one value."),
+        ("string[9;]", "Every row of tags has room for 9 values; the longest list has 3."),
+        ("string[5;]", None),
+    ],
+)
+def test_room_and_separators_that_rows_do_not_need(
+    reading: str, words: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["clicked,tags", *["0,a;b;c", "1,a;b", "0,"] * 20]
+    (tmp_path / "log.csv").write_text("\n".join(lines) + "\n")
+    columns = f"label=clicked categorical=tags:{reading}"
+    assert prepare("csv", tmp_path / "log.csv", tmp_path / "d", columns) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert words in said if words else "Warning" not in said
+
+
+@pytest.mark.parametrize("flags", [[], ["--memory", "4G"]])
+def test_files_of_lists_with_dictionaries(flags: list[str], tmp_path: Path) -> None:
+    """Each group of rows has a dictionary of its own, over which Arrow makes no batch."""
+    coded = pa.list_(pa.dictionary(pa.int32(), pa.string()))
+    tags = [["a"], ["b", None, "", "a"], [], None] * 20
+    log = {"clicked": [0, 1] * 40, "tags": pa.array(tags, coded)}
+    pq.write_table(pa.table(log), tmp_path / "log.parquet", row_group_size=30)
+    columns = "label=clicked categorical=tags"
+    assert prepare("parquet", tmp_path / "log.parquet", tmp_path / "d", columns, *flags) == 0
+    spec = feature_spec.read(tmp_path / "d")
+    assert spec.hotness == (2,)  # nothing has no place
+    held_out = np.fromfile(tmp_path / "d/test/cat_0.bin", np.int8).reshape(-1, 2).tolist()
+    assert held_out == [[1, -1], [2, 1], [-1, -1], [-1, -1]] * 2
+
+
+@pytest.mark.parametrize(
+    ("reading", "between"),
+    [("string[3,]", ","), ("string[3,]", ", "), ("string[3 ]", " "), ("list", " | ")],
+)
+def test_what_may_stand_between_the_values_of_a_text(
+    reading: str, between: str, tmp_path: Path
+) -> None:
+    rows = [between.join(tags) for tags in (["war"], ["kids", "war", "news"], [])] * 20
+    lines = [f'{row % 2},"{tags}",c' for row, tags in enumerate(rows)]
+    (tmp_path / "log.csv").write_text("\n".join(["clicked,tags,city", *lines]) + "\n")
+    columns = f"label=clicked categorical=tags:{reading},city"
+    assert prepare("csv", tmp_path / "log.csv", tmp_path / "d", columns) == 0
+    known = pq.read_table(tmp_path / "d/vocabulary/cat_0.parquet")["value"].to_pylist()
+    assert known == ["kids", "news", "war"]
+    assert feature_spec.read(tmp_path / "d").hotness[1] == 1
+    run = tmp_path / "run"
+    command = ["train", "dlrm-auto", "--data", str(tmp_path / "d"), "--output", str(run)]
+    assert main([*command, "--device", "cpu", "--epochs", "1"]) == 0
+    scorer = loaded(run)
+    asked = {"tags": ["kids", "war"], "city": "c"}
+    of_json = scorer.score([scorer.read({"rows": [asked]})])
+    text = np.array([[between.join(asked["tags"]).encode(), b"c"]], object)
+    np.testing.assert_array_equal(
+        of_json, scorer.score([scorer.read_tensors({"categorical": text})])
+    )
+
+
 # --- to a served model
+
+
+def loaded(run: Path) -> Any:
+    return serving.load(
+        Served(
+            folder=run,
+            run=run_folder.read_config(run),
+            checkpoint=run_folder.find_checkpoint(run),
+            device="cpu",
+        )
+    )
 
 
 def test_from_lists_to_a_served_model(
@@ -163,14 +235,7 @@ def test_from_lists_to_a_served_model(
     log = write_parquet(tmp_path / "new.parquet", new)
     capsys.readouterr()
     assert main(["evaluate", str(run), "--input", str(log), "--device", "cpu"]) == 0
-    scorer = serving.load(
-        Served(
-            folder=run,
-            run=run_folder.read_config(run),
-            checkpoint=run_folder.find_checkpoint(run),
-            device="cpu",
-        )
-    )
+    scorer = loaded(run)
     names = ("age", "tags", "seen", "city")
     rows = [
         dict(zip(names, row, strict=True)) for row in zip(*(new[n] for n in names), strict=True)

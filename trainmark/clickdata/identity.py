@@ -40,6 +40,8 @@ DIGITS = 16  # of a digest: 64 bits
 UNKNOWN = "-"
 # The published names tell a column's place and nothing else.
 NUMBERED = re.compile(r"num_\d+|cat_\d+\.bin")
+# A reading may end with a blank between the values of a list: string[20 ].
+_LINE = re.compile(r"(\S+) (\S+(?: \])?) (\S+) (\S+) (.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +172,9 @@ def source(column: Column, others: Sequence[Column]) -> str:
 
 
 def _parse(line: str) -> Column:
+    found = _LINE.fullmatch(line)
     try:
-        kind, reading, rows, vocabulary, name = line.split(" ", 4)
+        kind, reading, rows, vocabulary, name = found.groups() if found else ()
         return Column(
             kind=kind,
             name=name,

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -240,10 +241,16 @@ class CategoricalColumn(IdColumn):
             "digest": identity.digest(self.path),
         }
         if self._most:
-            facts["most"] = self._most
+            facts |= {"most": self._most, "longest": self._longest()}
         if self.old is not None and self._given.job.grow:
             facts["grown"] = _grown(self.old, self.rules, kept)
         return Built(facts, {self._file: checksums.of_file(self.path)})
+
+    def _longest(self) -> int:
+        """How many values the longest list has."""
+        rows = self._given.division.all_rows
+        all_missing = (reader.missing(rows) == rows.rows for reader in reversed(self.readers))
+        return len(self.readers) - sum(takewhile(bool, all_missing))
 
     def _field(self, known: Vocabulary, special: SpecialIds) -> Field:
         dtype = dtype_of_ids(self.rules.cardinality(read_sizes(self.path).kept))

@@ -67,6 +67,7 @@ def manifest(
                 "rare_rows": feature["rare"],
                 "rare_share": feature["rare"] / rows,
                 **({"new_ids": feature["grown"]["new_ids"]} if "grown" in feature else {}),
+                **{key: feature[key] for key in ("most", "longest") if key in feature},
             }
             for name, feature in features.items()
         },
@@ -155,6 +156,26 @@ def unknown_warning(shares: Mapping[str, float], before: Mapping[str, float]) ->
     )
 
 
+def list_warning(name: str, most: int, longest: int) -> str | None:
+    """A sentence on a column of lists with far more room, or other separators, than its rows have.
+
+    Args:
+        most, longest: values that a row may have, and the most that one has.
+    """
+    if longest == 1 < most:
+        return (
+            f"No row of {name} has more than one value. If its lists are texts, say what is "
+            f"between their values, such as {name}:string[{most};] for semicolons; brackets and "
+            "quotation marks would be part of the values."
+        )
+    if most > 2 * longest > 0:
+        return (
+            f"Every row of {name} has room for {most:,} values; the longest list has {longest:,}. "
+            f"[{longest}] behind its kind, in --columns, takes less."
+        )
+    return None
+
+
 def _named(shares: Mapping[str, float]) -> str:
     """Columns with their shares, the largest first."""
     names = sorted(shares, key=lambda name: -shares[name])
@@ -224,6 +245,9 @@ def show(output: Path, facts: Mapping[str, Any]) -> None:
     shares = {name: feature["rare_share"] for name, feature in facts["features"].items()}
     if warning := rare_warning(shares):
         warn(warning)
+    for name, feature in facts["features"].items():
+        if sentence := list_warning(name, feature.get("most", 0), feature.get("longest", 0)):
+            warn(sentence)
     if "best_auc" in facts:
         console.print(f"best possible AUC on the last day: {facts['best_auc']:.4f}")
 

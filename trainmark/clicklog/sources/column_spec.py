@@ -89,11 +89,12 @@ def parse(text: str, columns: Sequence[str], source: str) -> list[ColumnUse]:
 
 
 def _names(text: str, columns: Sequence[str]) -> list[str]:
-    """What stands between commas, but for those that a column has in its own name."""
+    """What stands between commas, but for those that a column has in its own name, and for one
+    that is between the values of its lists: `tags:string[5,]`."""
     for column in columns:
         if "," in column:
             text = text.replace(column, column.replace(",", "\0"))
-    return [name.replace("\0", ",").strip() for name in text.split(",")]
+    return [name.replace("\0", ",").strip() for name in re.split(r",(?!\])", text)]
 
 
 def _refuse_other_roles(role: str, names: str, columns: Sequence[str]) -> None:

@@ -113,7 +113,8 @@ def expected(use: ColumnUse) -> str:
 def _hint(use: ColumnUse, found: Any, takes_missing: bool) -> str:
     """How to have read what was found: longer lists, numbers with commas, words for nothing."""
     if of_list := lists.parse(use.reading):
-        values = found.split(of_list.separator) if isinstance(found, str) else found
+        values = lists.split(found, of_list.separator) if isinstance(found, str) else found
+        values = [value for value in values if value not in ("", None)]
         if len(values) <= of_list.most:
             return ""
         return f" ({use.column}:{replace(of_list, most=len(values))} takes this one)"

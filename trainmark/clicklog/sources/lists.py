@@ -3,7 +3,7 @@
 How one is read is written KIND[MOST] or, where a list is a text, KIND[MOST SEPARATOR]: the kind of
 its values, how many a row may have, and what is between them, such as string[20|]. `list` alone
 leaves all three to the file's type and to the defaults below. Missing values, and empty texts, are
-no values: a list may be empty.
+no values: a list may be empty. Nor are blanks around the values of a text.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ SEPARATOR, MOST = "|", 20
 """Where a list is a text, by default."""
 FAR = 4
 """Times as long as nearly all lists: worth a warning."""
-_READING = re.compile(r"(string|int64|uint64|float64|hex)\[(\d+)([^\w\s,:\]]?)\]")
+_READING = re.compile(r"(string|int64|uint64|float64|hex)\[(\d+)([^\w:\]]?)\]")
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,15 @@ def is_list(kind: Any) -> bool:
     return any(test(kind) for test in tests)
 
 
+def split(text: str, separator: str) -> list[str]:
+    """The values of a list that is a text; some may be empty."""
+    return [value.strip() for value in text.split(separator)]
+
+
 def lengths(column: Any) -> NDArray[np.int64]:
     """How many rows of a column of lists have no value, one, two, ..."""
-    import pyarrow.compute as pc
-
-    found = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-    return np.bincount(found)
+    _, row = _values_there(column)
+    return np.bincount(np.bincount(row, minlength=len(column)))
 
 
 def outlier(column: str, reading: ListReading, rows_of_length: NDArray[np.int64]) -> str | None:
@@ -99,16 +102,11 @@ def slots(
 
     if not is_list(column.type):
         column = pc.split_pattern(column.cast(pa.string()), reading.separator)
+        trimmed = pc.utf8_trim_whitespace(column.values)
+        column = pa.ListArray.from_arrays(column.offsets, trimmed, mask=column.is_null())
     rows = len(column)
-    values, row = pc.list_flatten(column), pc.list_parent_indices(column).to_numpy()
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    there = pc.is_valid(values)
-    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-        there = pc.and_(there, pc.fill_null(pc.not_equal(values, ""), False))
-    kept = there.to_numpy(zero_copy_only=False)
-    row = row[kept].astype(np.int64)
-    converted, bad_values = convert_values(values.filter(there))
+    values, row = _values_there(column)
+    converted, bad_values = convert_values(values)
     place = np.arange(len(row)) - np.searchsorted(row, row)
     bad = np.bincount(row, minlength=rows) > reading.most
     bad[row[bad_values]] = True
@@ -117,6 +115,21 @@ def slots(
         chosen = np.flatnonzero((place == slot) & ~bad_values)
         found.append(_spread(converted, chosen, row[chosen], rows))
     return found, bad
+
+
+def _values_there(column: Any) -> tuple[Any, NDArray[np.int64]]:
+    """The values of all lists, but missing ones and empty texts; and of each its row."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    values, row = pc.list_flatten(column), pc.list_parent_indices(column).to_numpy()
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    there = pc.is_valid(values)
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        there = pc.and_(there, pc.fill_null(pc.not_equal(values, ""), False))
+    kept = there.to_numpy(zero_copy_only=False)
+    return values.filter(there), row[kept].astype(np.int64)
 
 
 def _spread(values: Any, chosen: NDArray[np.int64], of_rows: NDArray[np.int64], rows: int) -> Any:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,12 @@ def _without_views(kind: pa.DataType) -> pa.DataType:
 
 def batches(file: Any, path: Path, rows: int, **chosen: Any) -> Iterator[Any]:
     """Its rows, so many at a time; `chosen` are arguments of `ParquetFile.iter_batches`."""
-    found = file.iter_batches(rows, **chosen)
+    groups = chosen.pop("row_groups", None) or list(range(file.num_row_groups))
+    kinds = [field.type for field in file.schema_arrow]
+    # Arrow makes no batch of lists whose dictionaries are those of two groups of rows.
+    apart = any(lists.is_list(kind) and pa.types.is_dictionary(kind.value_type) for kind in kinds)
+    parts = [[group] for group in groups] if apart else [groups]
+    found = chain.from_iterable(file.iter_batches(rows, row_groups=p, **chosen) for p in parts)
     while True:
         with _readable(path):
             batch = next(found, None)

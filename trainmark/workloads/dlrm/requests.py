@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainmark.clicklog.raw_values import Encoded, RawValues
+from trainmark.clicklog.sources import lists
 from trainmark.errors import InputError, unknown
 from trainmark.scoring import TensorSpec
 from trainmark.workloads.dlrm.prepared_values import PreparedValues
@@ -111,7 +112,7 @@ class ClickScorer:
         for name, separator in self._values.separators.items():
             place = self._values.categorical.index(name)
             for row in rows:
-                row[place] = row[place].split(separator) if row[place] else []
+                row[place] = lists.split(row[place], separator) if row[place] else []
         return rows
 
     # --- JSON
