@@ -134,7 +134,8 @@ def test_a_pipeline_takes_what_a_simulation_of_1f1b_takes() -> None:
     batches = 8
     slots = [rank.compute / batches for rank in found.ranks]
     simulated = _one_f_one_b(slots, batches)
-    passing = step_time._passing_s(cfg, step_time.machine(EIGHT)) * batches
+    step = step_time._Step(cfg, EIGHT, found.rates, layers)
+    passing = step.passing_s() * batches
     assert found.step_s is not None
     rest = found.ranks[0].data + found.ranks[0].update + passing
     assert found.step_s - rest == pytest.approx(simulated, rel=0.01)

@@ -131,7 +131,7 @@ class _Network(Graph):
         return self._flat(vectors_BVD, (self._num_tables + 1) * self._dim)
 
     def _flat(self, x: str, width: int) -> str:
-        """All of a sample side by side. Not -1 for the width: of an empty batch it cannot be told."""
+        """All of a sample side by side. Not -1 wide: of an empty batch that cannot be told."""
         return self.add("Reshape", x, self.constant([0, width]))
 
     # --- tables

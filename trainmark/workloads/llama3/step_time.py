@@ -21,7 +21,7 @@ from trainmark.errors import InputError
 from trainmark.hardware.devices import Cluster, Unknown
 from trainmark.hardware.known import Known, lookup
 from trainmark.hardware.links import LINK_EFFICIENCY
-from trainmark.hardware.machine import Machine, machine, peak_of
+from trainmark.hardware.machine import machine, peak_of
 from trainmark.workloads.llama3.memory import local_parameters
 from trainmark.workloads.llama3.runs import LlamaRun, axes_of, stages_per_rank
 from trainmark.workloads.llama3.stages import layers_of, num_stages, stages_of
@@ -144,25 +144,14 @@ def predict(
         layers: of each stage; by default, as this package splits them.
     """
     rates = rates or rates_of(cluster)
-    reason = _unknown(cfg, cluster, rates)
-    times = [] if reason else _times(cfg, cluster, rates, layers or list(map(len, layers_of(cfg))))
-    tokens = filled(cfg.global_batch) * cfg.sequence
-    return Prediction(ranks=times, rates=rates, unknown=reason, tokens=tokens)
-
-
-def _unknown(cfg: LlamaRun, cluster: Cluster, rates: Rates) -> str:
     try:
-        devices = machine(cluster)
-        for precision in _precisions(cfg):
-            _full_rate(cfg, cluster, rates, precision)
+        step = _Step(cfg, cluster, rates, layers)
+        unknown = step.devices.unknown
+        times = [] if unknown else step.of_ranks()
     except InputError as error:
-        return str(error).removesuffix(".")
-    return devices.unknown
-
-
-def _precisions(cfg: LlamaRun) -> tuple[str, ...]:
-    """What its products are computed in; attention and head of an fp8 run are in bf16."""
-    return ("fp8", "bf16") if cfg.precision == "fp8" else (cfg.precision,)
+        times, unknown = [], str(error).removesuffix(".")
+    tokens = filled(cfg.global_batch) * cfg.sequence
+    return Prediction(ranks=times, rates=rates, unknown=unknown, tokens=tokens)
 
 
 def _full_rate(cfg: LlamaRun, cluster: Cluster, rates: Rates, precision: str) -> float:
@@ -181,99 +170,109 @@ def _full_rate(cfg: LlamaRun, cluster: Cluster, rates: Rates, precision: str) ->
 # --- the parts
 
 
-def _times(cfg: LlamaRun, cluster: Cluster, rates: Rates, layers: Sequence[int]) -> list[RankTime]:
-    devices, ranks = machine(cluster), range(axes_of(cfg)["pp"])
-    batches = filled(cfg.accumulate)
-    compute = [_compute_s(cfg, cluster, rates, layers, rank) for rank in ranks]
-    tensor = [_tensor_s(cfg, devices, rates, layers, rank) for rank in ranks]
-    slots = [sum(both) for both in zip(compute, tensor, strict=True)]
-    passing = 0.0 if len(ranks) == 1 else _passing_s(cfg, devices)
-    filling = (sum(slots) - max(slots)) / stages_per_rank(cfg)
-    whole = batches * (max(slots) + passing) + filling
-    exchanged = max(_data_s(cfg, devices, rank, batches * compute[rank]) for rank in ranks)
-    updated = max(_update_s(cfg, devices, rank) for rank in ranks)
-    return [
-        RankTime(
-            compute=batches * compute[rank],
-            tensor=batches * tensor[rank],
-            data=exchanged,
-            update=updated,
-            pipeline=whole - batches * slots[rank],
-        )
-        for rank in ranks
-    ]
+class _Step:
+    """The parts of a step, by pipeline rank; `InputError` where a rate is not known.
 
-
-def _compute_s(
-    cfg: LlamaRun, cluster: Cluster, rates: Rates, layers: Sequence[int], pp_rank: int
-) -> float:
-    """Seconds of one micro-batch, without what is exchanged."""
-    model, tokens = cfg.model, filled(cfg.micro_batch) * cfg.sequence
-    wide = _full_rate(cfg, cluster, rates, _precisions(cfg)[-1]) * rates.matmul
-    narrow = wide
-    if cfg.precision == "fp8":
-        narrow = _full_rate(cfg, cluster, rates, "fp8") * rates.fp8
-    attention = 12 * model.hidden * cfg.sequence / 2  # causal: half of the square
-    block = 6 * model.block_parameters / narrow + attention / wide
-    again = {"none": 1.0, "selective": 1 + SELECTIVE_RECOMPUTE, "full": 4 / 3}[cfg.recompute]
-    head = 6 * model.vocab * model.hidden / wide
-    blocks = sum(layers[stage] for stage in stages_of(cfg, pp_rank))
-    return tokens * (blocks * block * again + _has_head(cfg, pp_rank) * head) / axes_of(cfg)["tp"]
-
-
-def _has_head(cfg: LlamaRun, pp_rank: int) -> bool:
-    return num_stages(cfg) - 1 in stages_of(cfg, pp_rank)
-
-
-def _tensor_s(
-    cfg: LlamaRun, devices: Machine, rates: Rates, layers: Sequence[int], pp_rank: int
-) -> float:
-    """Seconds that one micro-batch waits for tensor-parallel collectives."""
-    tp = axes_of(cfg)["tp"]
-    again = 1.4 if cfg.recompute == "full" else 1.0  # the forward pass's four of ten, once more
-    blocks = sum(layers[stage] for stage in stages_of(cfg, pp_rank))
-    collectives = BLOCK_COLLECTIVES * again * blocks + _has_head(cfg, pp_rank) * HEAD_COLLECTIVES
-    size = _activation_bytes(cfg) * (tp - 1) / tp
-    within = tp <= devices.devices_per_node
-    link = devices.node_link if within else devices.network
-    return collectives * size / (link * rates.link)
-
-
-def _passing_s(cfg: LlamaRun, devices: Machine) -> float:
-    """An activation goes to the next pipeline rank, and its gradient comes back."""
-    axes = axes_of(cfg)
-    within = devices.devices_per_node == devices.devices
-    link = devices.node_link if within else devices.network
-    turns = 2 * stages_per_rank(cfg)
-    return turns * _activation_bytes(cfg) / axes["tp"] / (link * LINK_EFFICIENCY)
-
-
-def _activation_bytes(cfg: LlamaRun) -> int:
-    """Bytes of one micro-batch between two blocks."""
-    element = element_bytes(cfg.precision)
-    return filled(cfg.micro_batch) * cfg.sequence * cfg.model.hidden * element
-
-
-def _data_s(cfg: LlamaRun, devices: Machine, pp_rank: int, compute: float) -> float:
-    """Gradients are scattered in fp32 and weights gathered, in rings of all data-parallel ranks.
-
-    The slowest hop of a ring is one device's link, or its network. Once a step nothing hides it;
-    FSDP gathers twice and scatters once for each micro-batch, behind the computation.
+    Args:
+        layers: of each stage, as in `predict`.
     """
-    axes = axes_of(cfg)
-    dp = axes["dp"]
-    element = element_bytes(cfg.precision)
-    weights = local_parameters(cfg, pp_rank) * (dp - 1) / dp
-    within = dp * axes["tp"] <= devices.devices_per_node
-    link = (devices.node_link if within else devices.network) * LINK_EFFICIENCY
-    if cfg.data_parallel == "fsdp" and axes["pp"] == 1:
-        moved = filled(cfg.accumulate) * weights * (4 + 2 * element) / link
-        return max(0.0, moved - compute)
-    return weights * (4 + element) / link
 
+    def __init__(
+        self, cfg: LlamaRun, cluster: Cluster, rates: Rates, layers: Sequence[int] | None
+    ) -> None:
+        self._cfg, self._rates, self._axes = cfg, rates, axes_of(cfg)
+        self.devices = machine(cluster)
+        in_fp8 = cfg.precision == "fp8"
+        narrow = _full_rate(cfg, cluster, rates, "fp8") * rates.fp8 if in_fp8 else None
+        # Attention and head of an fp8 run are in bf16.
+        precision = "bf16" if in_fp8 else cfg.precision
+        self._wide = _full_rate(cfg, cluster, rates, precision) * rates.matmul
+        self._narrow = self._wide if narrow is None else narrow
+        self._layers = layers or list(map(len, layers_of(cfg)))
 
-def _update_s(cfg: LlamaRun, devices: Machine, pp_rank: int) -> float:
-    """AdamW reads and writes its states, reads gradients twice (their norm) and writes weights."""
-    states = 24 if cfg.optimizer_states == "fp32" else 14
-    shard = local_parameters(cfg, pp_rank) / axes_of(cfg)["dp"]
-    return shard * (states + 2 * 4 + 2) / devices.streaming(UPDATE_EFFICIENCY)
+    def of_ranks(self) -> list[RankTime]:
+        ranks, batches = range(self._axes["pp"]), filled(self._cfg.accumulate)
+        compute = [self._compute_s(rank) for rank in ranks]
+        tensor = [self._tensor_s(rank) for rank in ranks]
+        slots = [sum(both) for both in zip(compute, tensor, strict=True)]
+        passing = 0.0 if len(ranks) == 1 else self.passing_s()
+        filling = (sum(slots) - max(slots)) / stages_per_rank(self._cfg)
+        whole = batches * (max(slots) + passing) + filling
+        exchanged = max(self._data_s(rank, batches * compute[rank]) for rank in ranks)
+        updated = max(self._update_s(rank) for rank in ranks)
+        return [
+            RankTime(
+                compute=batches * compute[rank],
+                tensor=batches * tensor[rank],
+                data=exchanged,
+                update=updated,
+                pipeline=whole - batches * slots[rank],
+            )
+            for rank in ranks
+        ]
+
+    def _compute_s(self, pp_rank: int) -> float:
+        """Seconds of one micro-batch, without what is exchanged."""
+        cfg, model = self._cfg, self._cfg.model
+        tokens = filled(cfg.micro_batch) * cfg.sequence
+        attention = 12 * model.hidden * cfg.sequence / 2  # causal: half of the square
+        block = 6 * model.block_parameters / self._narrow + attention / self._wide
+        again = {"none": 1.0, "selective": 1 + SELECTIVE_RECOMPUTE, "full": 4 / 3}[cfg.recompute]
+        head = 6 * model.vocab * model.hidden / self._wide
+        blocks = self._blocks(pp_rank) * block * again
+        return tokens * (blocks + self._has_head(pp_rank) * head) / self._axes["tp"]
+
+    def _blocks(self, pp_rank: int) -> int:
+        return sum(self._layers[stage] for stage in stages_of(self._cfg, pp_rank))
+
+    def _has_head(self, pp_rank: int) -> bool:
+        return num_stages(self._cfg) - 1 in stages_of(self._cfg, pp_rank)
+
+    def _tensor_s(self, pp_rank: int) -> float:
+        """Seconds that one micro-batch waits for tensor-parallel collectives."""
+        tp = self._axes["tp"]
+        # Recomputing repeats the forward pass's four of ten.
+        again = 1.4 if self._cfg.recompute == "full" else 1.0
+        collectives = BLOCK_COLLECTIVES * again * self._blocks(pp_rank)
+        collectives += self._has_head(pp_rank) * HEAD_COLLECTIVES
+        size = self._activation_bytes * (tp - 1) / tp
+        return collectives * size / (self._link(ranks=tp) * self._rates.link)
+
+    def _link(self, ranks: int) -> float:
+        """Between so many neighbouring ranks: within a node, or the network."""
+        devices = self.devices
+        return devices.node_link if ranks <= devices.devices_per_node else devices.network
+
+    def passing_s(self) -> float:
+        """An activation goes to the next pipeline rank, and its gradient comes back."""
+        turns, link = 2 * stages_per_rank(self._cfg), self._link(ranks=self.devices.devices)
+        return turns * self._activation_bytes / self._axes["tp"] / (link * LINK_EFFICIENCY)
+
+    @property
+    def _activation_bytes(self) -> int:
+        """Bytes of one micro-batch between two blocks."""
+        cfg = self._cfg
+        element = element_bytes(cfg.precision)
+        return filled(cfg.micro_batch) * cfg.sequence * cfg.model.hidden * element
+
+    def _data_s(self, pp_rank: int, compute: float) -> float:
+        """Gradients are scattered in fp32 and weights gathered, in rings of all data-parallel
+        ranks.
+
+        The slowest hop of a ring is one device's link, or its network. Once a step nothing hides
+        it; FSDP gathers twice and scatters once for each micro-batch, behind the computation.
+        """
+        cfg, dp, element = self._cfg, self._axes["dp"], element_bytes(self._cfg.precision)
+        weights = local_parameters(cfg, pp_rank) * (dp - 1) / dp
+        link = self._link(ranks=dp * self._axes["tp"]) * LINK_EFFICIENCY
+        if cfg.data_parallel == "fsdp" and self._axes["pp"] == 1:
+            moved = filled(cfg.accumulate) * weights * (4 + 2 * element) / link
+            return max(0.0, moved - compute)
+        return weights * (4 + element) / link
+
+    def _update_s(self, pp_rank: int) -> float:
+        """AdamW reads and writes its states, reads gradients twice (their norm) and writes
+        weights."""
+        states = 24 if self._cfg.optimizer_states == "fp32" else 14
+        shard = local_parameters(self._cfg, pp_rank) / self._axes["dp"]
+        return shard * (states + 2 * 4 + 2) / self.devices.streaming(UPDATE_EFFICIENCY)
