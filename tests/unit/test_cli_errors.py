@@ -96,7 +96,7 @@ def test_words(capsys: pytest.CaptureFixture[str], arguments: list[str], parts: 
         (["--synthetic-ids", "planted", "--model.numerical-features", "40000"],
          ["Planted rows have at most 1,000 features. Received: 40,0"]),
         (["--target", "2"], ["target must lie between 0 and 1, as auc does. Received: 2.0."]),
-        (["--data", __file__], ["data must be a dataset's folder. Received a file"]),
+        (["--data", __file__], ["data must be a dataset's folder", "'trainmark prepare'"]),
         (["--lr", "inf"], ["lr must be a finite number"]),
         (["--model.table-rows", str(10**15), "--model.embedding-dim", "512",
           "--model.bottom-mlp", "512"], ["parameters"]),

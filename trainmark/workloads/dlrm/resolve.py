@@ -134,7 +134,10 @@ def _with_interaction_widths(cfg: DlrmRun) -> DlrmRun:
 
 def _with_dataset(cfg: DlrmRun, folder: Path) -> DlrmRun:
     if folder.is_file():
-        raise InputError(f"data must be a dataset's folder. Received a file: {folder}.")
+        raise InputError(
+            "data must be a dataset's folder, as 'trainmark prepare' writes it. Received a file: "
+            f"{folder}."
+        )
     spec = feature_spec.read(folder)
     spec_rules.check(spec, source=str(feature_spec.path_of(folder)))
     model = dataclasses.replace(
