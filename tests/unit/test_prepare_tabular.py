@@ -430,6 +430,42 @@ def test_headers_that_cannot_be_read(tmp_path: Path) -> None:
     assert source.schema.categorical[0].name.startswith("st")
 
 
+@pytest.mark.parametrize("more", [{}, {"split_by": "seen", "holdout": "0.3"}])
+def test_files_of_types_that_are_read_alike(more: dict[str, str], tmp_path: Path) -> None:
+    """As of several versions of pandas, which writes floats where a whole number is missing."""
+    start = datetime.datetime(2024, 2, 28)
+    seen = pa.array([start + datetime.timedelta(hours=7 * i) for i in range(60)])
+    words = pa.array([["a", "b", None, "c"][i % 4] for i in range(60)])
+    one = {
+        "y": pa.array([i % 2 for i in range(60)]),
+        "n": pa.array([i % 9 for i in range(60)]),
+        "user": pa.array([i % 5 for i in range(60)]),
+        "word": words,
+        "seen": seen.cast(pa.timestamp("ms")),
+    }
+    other = {
+        "seen": seen.cast(pa.timestamp("ns")),
+        "word": words.dictionary_encode(),
+        "user": one["user"].cast(pa.int32()),
+        "n": one["n"].cast(pa.float64()),
+        "y": one["y"].cast(pa.int8()),
+    }
+    third = other | {"word": words.cast(pa.large_string()), "user": one["user"].cast(pa.uint16())}
+    found = []
+    for kinds in ([one, one, one], [one, other, third], [third, one, other]):
+        for number, table in enumerate(kinds):
+            pa.parquet.write_table(pa.table(table), tmp_path / f"log_{number}.parquet")
+        columns = "label=y numerical=n:plain categorical=user,word timestamp=seen"
+        output = prepare(tmp_path, "log_*.parquet", columns=columns, **more)
+        parts = [read(output, mapping) for mapping in ("train", "test", "validation")]
+        found.append([(p["labels"], p["numerical"], np.stack(p["ids"], 1)) for p in parts])
+        shutil.rmtree(output)
+    for again in found[1:]:
+        for expected, got in zip(found[0], again, strict=True):
+            for first, second in zip(expected, got, strict=True):
+                np.testing.assert_array_equal(first, second)
+
+
 def test_an_earlier_output_of_the_same_name_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,6 @@
 """Converts Arrow columns to what the engine stores, as --columns says."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -202,6 +202,26 @@ def has_text(kind: pa.DataType) -> bool:
 
 def _value_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def read_alike(kind: pa.DataType, other: pa.DataType, uses: Sequence[ColumnUse]) -> bool:
+    """Whether a value is read the same from a column of either type, as of files that different
+    versions of a program wrote."""
+    if kind == other:
+        return True
+    pair = (_value_type(kind), _value_type(other))
+
+    def both(*checks: Callable[[pa.DataType], bool]) -> bool:
+        return all(any(check(one) for check in checks) for one in pair)
+
+    def is_read_alike(use: ColumnUse) -> bool:
+        if use.role in ("numerical", "order") and both(pa.types.is_integer, pa.types.is_floating):
+            return True
+        if use.role in ("timestamp", "order") and both(pa.types.is_timestamp):
+            return True  # times are instants: without a zone, in UTC
+        return both(pa.types.is_integer) or both(pa.types.is_string, pa.types.is_large_string)
+
+    return bool(uses) and all(map(is_read_alike, uses))
 
 
 def is_text(use: ColumnUse) -> bool:

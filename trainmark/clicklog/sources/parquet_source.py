@@ -19,6 +19,7 @@ from trainmark.clicklog.sources.convert import (
     has_text,
     is_text,
     parsed_rows,
+    read_alike,
     resolve,
 )
 from trainmark.clicklog.sources.parquet_files import batches, columns_of, open_parquet
@@ -79,7 +80,7 @@ class ParquetSource:
         self.names: list[str] = schemas[0].names
         uses = asked.uses(self.names, str(self.files[0]))
         self._read_names = asked.read(uses)
-        raise_all(self._differences(schemas))
+        raise_all(self._differences(schemas, uses))
         types = [schemas[0].field(use.column).type for use in uses]
         resolved = resolve(uses, types, asked.numerical)
         self.uses = [
@@ -113,9 +114,14 @@ class ParquetSource:
         self.warnings += filter(None, [lists.outlier(use.column, reading, found)])
         return replace(use, reading=str(replace(reading, most=len(found) - 1)))
 
-    def _differences(self, schemas: Sequence[pa.Schema]) -> Iterator[str]:
+    def _differences(
+        self, schemas: Sequence[pa.Schema], uses: Sequence[ColumnUse]
+    ) -> Iterator[str]:
         """Columns to be read that a file has twice, or otherwise than the first one has them."""
         first = schemas[0]
+        uses_of = {name: [u for u in uses if u.column == name] for name in self._read_names}
+        for name in self._asked.keep:
+            uses_of[name] = []  # it is carried along as it is
         for path, schema in zip(self.files, schemas, strict=True):
             for name in self._read_names:
                 count = schema.names.count(name)
@@ -123,8 +129,8 @@ class ParquetSource:
                     yield f"{path} has more than one column {name}. Rename all but one."
                 elif count == 0:
                     yield f"{path} has no column {name!r}, which {self.files[0]} has."
-                elif first.names.count(name) == 1 and schema.field(name).type != (
-                    kind := first.field(name).type
+                elif first.names.count(name) == 1 and not read_alike(
+                    schema.field(name).type, kind := first.field(name).type, uses_of[name]
                 ):
                     yield (
                         f"{path} has {name!r} as {schema.field(name).type}, {self.files[0]} as "
