@@ -22,7 +22,7 @@ from trainmark.config import Run, TrainOptions
 from trainmark.errors import InputError
 from trainmark.hardware.devices import Cluster
 from trainmark.progress import say
-from trainmark.report.sweep_page import SHOWN, SweptField, SweptRun, runs_grid, write_page
+from trainmark.report.sweep_page import SHOWN, SweptRun, runs_grid, write_page
 from trainmark.report.tables import with_cells
 from trainmark.run import result
 from trainmark.verbs import sweep_trials
@@ -174,8 +174,7 @@ def _train_alone(plan: Sweep, trial: Trial, folder: Path) -> Outcome:
 def _summary(plan: Sweep, trials: Sequence[Trial]) -> RenderableType:
     swept = [_swept(plan, trial) for trial in trials if _is_asked_for(plan, trial)]
     told = [f"{run.label}: {run.reason}" for run in swept if run.outcome == FAILED]
-    fields = [SweptField(name=f.name, choices=f.choices, log=f.log) for f in plan.fields]
-    page = write_page(plan.output, plan.run.name, fields, swept, plan.run.better)
+    page = write_page(plan.output, plan.run.name, plan.fields, swept, plan.run.better)
     if plan.trials is None and len(plan.fields) == 1:
         table = _one_field_table(plan, swept)
     else:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainmark.errors import InputError, raise_all
+from trainmark.report.sweep_page import SweptField
 
 Values = dict[str, str]
 """By field, the text after its flag; several words are several values of one flag."""
@@ -16,15 +17,11 @@ _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})(:log)?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field:
+class Field(SweptField):
     """A flag without its hyphens, and the values that it may have: some, or a range."""
 
-    name: str
-    choices: tuple[str, ...] = ()
     low: float = 0.0
     high: float = 0.0
-    log: bool = False
-    """Whether the scale is logarithmic: 0.001 to 0.01 is as far as 0.1 to 1."""
     whole: bool = False
     """Whether all numbers in the range are whole."""
 
