@@ -16,7 +16,7 @@ from trainmark.clicklog.arrays.primitives import UNKNOWN, Array, numpy_array
 from trainmark.clicklog.engine import store
 from trainmark.clicklog.engine.numbers import read_bins
 from trainmark.clicklog.engine.vocabulary import Rules, SpecialIds, Vocabulary
-from trainmark.clicklog.engine.vocabulary_files import of_values, read_sizes
+from trainmark.clicklog.engine.vocabulary_files import num_kept, of_values
 from trainmark.clicklog.sources.rows import Column, Kind, Values
 
 ALL_IN_MEMORY = 1 << 62
@@ -34,7 +34,7 @@ class ColumnIds:
 
 def open_column(path: Path, kind: Kind, rules: Rules) -> ColumnIds:
     """Read a vocabulary into memory."""
-    read_sizes(path)  # which says so if it is no vocabulary
+    num_kept(path)  # which says so if it is no vocabulary
     table = pq.ParquetFile(path).read(columns=["value", "id", "count"])  # without a dataset
     most_frequent = None
     values = of_values(table)

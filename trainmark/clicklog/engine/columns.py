@@ -29,7 +29,7 @@ from trainmark.clicklog.engine.numbers import FittedNumber, FittedNumbers
 from trainmark.clicklog.engine.splits import RowSet
 from trainmark.clicklog.engine.store import Store
 from trainmark.clicklog.engine.vocabulary import Rules, SpecialIds, Spilled, Vocabulary
-from trainmark.clicklog.engine.vocabulary_files import read_sizes
+from trainmark.clicklog.engine.vocabulary_files import num_kept
 from trainmark.clicklog.engine.work import Work
 from trainmark.clicklog.sources.recipes import RECIPES
 
@@ -168,15 +168,15 @@ class IdColumn(DatasetColumn):
     def build(self, parts: Sequence[Spilled], shared: bool) -> Built:
         if self.old is None or self._given.job.grow:
             rows, missing = self._counted(), self._missing()
-            sizes = vocabulary.build(
+            distinct = vocabulary.build(
                 self.readers, self.rules, rows, parts, self.path, missing, self.old
             )
         else:
             shutil.copyfile(self.old, self.path)
-            sizes = read_sizes(self.path)
+            distinct = num_kept(self.path)
         if shared:
             self._vocabulary(shared).share()
-        return self._built(sizes.distinct, sizes.kept)
+        return self._built(distinct, num_kept(self.path))
 
     def _missing(self) -> int:
         """Rows without a value, where these may have an id of their own."""
@@ -253,7 +253,7 @@ class CategoricalColumn(IdColumn):
         return len(self.readers) - sum(takewhile(bool, all_missing))
 
     def _field(self, known: Vocabulary, special: SpecialIds) -> Field:
-        dtype = dtype_of_ids(self.rules.cardinality(read_sizes(self.path).kept))
+        dtype = dtype_of_ids(self.rules.cardinality(num_kept(self.path)))
         if self._most:
             return BagField(self.readers, known, dtype, special)
         return CategoricalField(self.readers[0], known, dtype, special)
@@ -264,7 +264,7 @@ class CategoricalColumn(IdColumn):
 
 def _grown(old: Path, rules: Rules, kept: int) -> dict[str, Any]:
     """What a column's vocabulary has grown from, and by how much."""
-    before = read_sizes(old).kept
+    before = num_kept(old)
     return {
         "digest": identity.digest(old),
         "rows": rules.cardinality(before),

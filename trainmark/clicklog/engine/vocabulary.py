@@ -28,13 +28,12 @@ from trainmark.clicklog.engine.splits import RowSet
 from trainmark.clicklog.engine.vocabulary_files import (
     Entries,
     MissingEntry,
-    Sizes,
     Writer,
     merged,
+    num_kept,
     of_values,
     read,
     read_missing,
-    read_sizes,
 )
 from trainmark.clicklog.sources.recipes import Recipe
 from trainmark.clicklog.sources.rows import Kind
@@ -163,8 +162,8 @@ def build(
     path: Path,
     missing: int,
     old: Path | None = None,
-) -> Sizes:
-    """Write a column's vocabulary.
+) -> int:
+    """Write a column's vocabulary; how many values occur, or, of one that was extended, are kept.
 
     Args:
         readers, rows: as for `count`.
@@ -180,7 +179,7 @@ def build(
         zero = zero if enough else zero.keep(np.zeros(1, bool))
         zero = replace(zero, distinct=1)
         parts.insert(0, Spilled.write(zero, path.with_suffix(".zero.counts")))
-    first_id = rules.recipe.first_id + (read_sizes(old).kept if old else 0)
+    first_id = rules.recipe.first_id + (num_kept(old) if old else 0)
     number = _by_appearance if rules.recipe.order == "appearance" else _by_count
 
     def counted() -> Iterator[Entries]:
@@ -200,9 +199,7 @@ def build(
             writer.write(*entries)
     for part in parts:
         part.path.unlink()
-    if old:
-        return read_sizes(path)
-    return Sizes(sum(part.distinct for part in parts) + bool(missing), read_sizes(path).kept)
+    return num_kept(path) if old else sum(part.distinct for part in parts) + bool(missing)
 
 
 def _count_zeros(readers: Sequence[ColumnReader], rules: Rules, rows: RowSet) -> Counts | None:

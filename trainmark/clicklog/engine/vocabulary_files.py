@@ -20,16 +20,6 @@ Entries = tuple[Any, Any, Any]
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What is worth knowing of a vocabulary."""
-
-    distinct: int
-    """Values that occur."""
-    kept: int
-    """Values that have an id of their own."""
-
-
-@dataclass(frozen=True)
 class MissingEntry:
     """Of the missing value."""
 
@@ -37,15 +27,14 @@ class MissingEntry:
     count: int
 
 
-def read_sizes(path: Path) -> Sizes:
-    """Sizes of a vocabulary that was built earlier; all its values count as distinct."""
+def num_kept(path: Path) -> int:
+    """How many values have an id of their own."""
     import pyarrow.parquet as pq
 
     try:
-        rows = pq.read_metadata(path).num_rows
+        return int(pq.read_metadata(path).num_rows)
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read as a vocabulary: {error}.") from None
-    return Sizes(rows, rows)
 
 
 class Writer:

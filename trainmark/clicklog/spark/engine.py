@@ -37,7 +37,7 @@ from trainmark.clicklog.engine.job import Job
 from trainmark.clicklog.engine.splits import Split
 from trainmark.clicklog.engine.store import BlockRecord
 from trainmark.clicklog.engine.vocabulary import SpecialIds, Spilled, Vocabulary
-from trainmark.clicklog.engine.vocabulary_files import Sizes
+from trainmark.clicklog.engine.vocabulary_files import num_kept
 from trainmark.clicklog.sources.criteo_format import NUM_NUMERICAL
 from trainmark.clicklog.sources.criteo_text import CriteoSource
 from trainmark.clicklog.sources.rows import NumberFacts
@@ -190,21 +190,21 @@ class SparkEngine:
         return self._saved("value_counts", plan)
 
     @cached_property
-    def vocabularies(self) -> list[Sizes]:
-        """Of each column; its vocabulary is written on this machine."""
+    def distinct(self) -> list[int]:
+        """How many values of each column occur; its vocabulary is written on this machine."""
         parts: list[dict[int, Spilled]] = [{} for _ in self.job.rules]
         for column, of_range, distinct, data in self.counts.toLocalIterator(True):
             path = self.here / f"{column}.{of_range}.counts"
             path.write_bytes(data)
             kept = entries(data, self._keyed)
             parts[column][of_range] = Spilled(path, "<u4", kept, distinct, self._keyed)
-        sizes = []
+        distinct = []
         for number, (rule, ranges) in enumerate(zip(self.job.rules, parts, strict=True)):
             rising = [ranges[of_range] for of_range in sorted(ranges)]
             reader, path = self._readers[number], self.path_of(number)
             # In Criteo's recipes, a value that is missing is none.
-            sizes.append(vocabulary.build([reader], rule, self._train, rising, path, missing=0))
-        return sizes
+            distinct.append(vocabulary.build([reader], rule, self._train, rising, path, missing=0))
+        return distinct
 
     @cached_property
     def _readers(self) -> list[ColumnReader]:
@@ -217,10 +217,15 @@ class SparkEngine:
         return self.here / f"cat_{column}.parquet"
 
     @cached_property
+    def kept(self) -> list[int]:
+        """How many values of each column have an id."""
+        return [num_kept(self.path_of(number)) for number in range(len(self.distinct))]
+
+    @cached_property
     def cardinalities(self) -> list[int]:
         """Number of ids of each column."""
-        pairs = zip(self.job.rules, self.vocabularies, strict=True)
-        return [rule.cardinality(sizes.kept) for rule, sizes in pairs]
+        pairs = zip(self.job.rules, self.kept, strict=True)
+        return [rule.cardinality(kept) for rule, kept in pairs]
 
     # --- ids to files
 

@@ -91,16 +91,13 @@ class Hadoop:
         path, system = self._open(target)
         system.copyFromLocalFile(self._jvm.org.apache.hadoop.fs.Path(f"file://{source}"), path)
 
-    def write_text(self, path: str, text: str) -> None:
+    def write_json(self, path: str, data: Mapping[str, Any]) -> None:
         hadoop_path, system = self._open(path)
         output = system.create(hadoop_path, True)
         try:
-            output.write(bytearray(text.encode()))
+            output.write(bytearray(json.dumps(data, indent=2).encode() + b"\n"))
         finally:
             output.close()
-
-    def write_json(self, path: str, data: Mapping[str, Any]) -> None:
-        self.write_text(path, json.dumps(data, indent=2) + "\n")
 
     def read_json(self, path: str) -> dict[str, Any]:
         """The object in a small file, empty if there is no such file."""

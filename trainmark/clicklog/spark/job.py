@@ -112,7 +112,7 @@ class _Run:
         with tempfile.TemporaryDirectory() as here:
             engine = SparkEngine(self.spark, self.days, self.job, self.work, Path(here))
             self._phase("parse", lambda: self._check_lines(engine))
-            self._phase("vocabulary", lambda: engine.vocabularies)
+            self._phase("vocabulary", lambda: engine.distinct)
             self._phase("encode", engine.write_pieces)
             self._phase("finish", lambda: self._finish(engine, dataset))
         if self.files.exists(self.output):
@@ -159,13 +159,13 @@ class _Run:
         bad, missing = engine.bad_rows(), engine.missing()
         features = {
             name: {
-                "distinct": sizes.distinct,
-                "kept": sizes.kept,
+                "distinct": engine.distinct[number],
+                "kept": engine.kept[number],
                 "cardinality": engine.cardinalities[number],
                 "missing": missing[number],
                 "rare": rare[number],
             }
-            for number, (name, sizes) in enumerate(zip(NAMES, engine.vocabularies, strict=True))
+            for number, name in enumerate(NAMES)
         }
         manifest = summary.manifest(
             settings=self.job.settings,
