@@ -127,6 +127,12 @@ def test_a_run_finds_its_data_from_another_folder(
     capsys.readouterr()
     assert main(["export", "../here/run", "--output", "nameless"]) == 0
     assert "does not name the features" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path / "here")
+    old, new = (str(tmp_path / "here" / name) for name in ("data", "moved"))
+    assert main([new if word == "data" else word for word in words]) == 2
+    assert f"If {old} has moved to {new}, put a link in its place." in capsys.readouterr().err
+    Path(old).symlink_to(new)
+    assert main(words) == 0
 
 
 # --- numbers

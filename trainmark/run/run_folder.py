@@ -85,8 +85,12 @@ def _check_checkpoints(output: Path) -> None:
 def with_full_path(cfg: AnyRun) -> AnyRun:
     """The run with an absolute path to its data: `evaluate` and `export` may run elsewhere."""
     data = cfg.data or SYNTHETIC
-    is_path = any(os.path.exists(name) for name in (data, f"{data}.idx"))
-    return dataclasses.replace(cfg, data=os.path.abspath(data)) if is_path else cfg
+    return dataclasses.replace(cfg, data=os.path.abspath(data)) if _lies_here(data) else cfg
+
+
+def _lies_here(data: str) -> bool:
+    """Whether data are at a path: a folder, or the prefix of an index."""
+    return any(os.path.exists(name) for name in (data, f"{data}.idx"))
 
 
 def _check_same_run(earlier: Run, cfg: Run, output: Path) -> None:
@@ -105,9 +109,13 @@ def _check_same_run(earlier: Run, cfg: Run, output: Path) -> None:
     may_differ = OBSERVATION | EXTENSION | LAYOUT | workload.layout_fields | fitted
     changed = differences(with_full_path(earlier), with_full_path(cfg), ignore=may_differ)
     if changed:
+        then, now = earlier.data or SYNTHETIC, cfg.data or SYNTHETIC
+        have_moved = "data" in changed and _lies_here(now) and not _lies_here(then)
         raise InputError(
             f"{output} holds a run with another configuration (other {', '.join(changed)}). "
             "Use the same flags to continue it, or another --output to start a new run."
+            + f" If {then} has moved to {now}, put a link in its place."
+            * have_moved
         )
 
 
