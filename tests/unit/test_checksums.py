@@ -150,6 +150,23 @@ def test_what_was_changed_on_purpose_can_be_used(made: Path, tmp_path: Path) -> 
     assert checksums.check(data) == 0
 
 
+def test_an_export_without_checksums_is_held_to_its_form(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As earlier versions wrote it, and then somebody changed it."""
+    model = shutil.copytree(made / "export", tmp_path / "model")
+    (model / "checksums.json").unlink()
+    config = json.loads((model / "config.json").read_text())
+    for name, content, reason in [
+        ("model.safetensors", (model / "model.safetensors").read_bytes()[:-8], "is damaged"),
+        ("config.json", json.dumps(config | {"top_mlp": []}).encode(), "top_mlp"),
+    ]:
+        before = (model / name).read_bytes()
+        (model / name).write_bytes(content)
+        refused(capsys, ["serve", str(model), "--port", "0"], str(model / name), reason)
+        (model / name).write_bytes(before)
+
+
 def test_a_missing_file_is_named(made: Path, tmp_path: Path) -> None:
     data = shutil.copytree(made / "data", tmp_path / "data")
     (data / "train" / "cat_1.bin").unlink()

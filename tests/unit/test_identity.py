@@ -14,9 +14,11 @@ from tests.unit.criteo_oracle import random_lines, write_day
 from tests.unit.refusals import refused
 from tests.unit.test_prepare_engine import ROOMY, TIGHT
 from tests.unit.test_prepare_engine import prepare as prepare_criteo
+from trainmark import files
 from trainmark.cli import main
-from trainmark.clickdata import identity
+from trainmark.clickdata import identity, vocabulary_file
 from trainmark.clicklog.engine.limits import Limits
+from trainmark.clicklog.sources import column_spec
 from trainmark.errors import InputError
 from trainmark.run.run_folder import find_checkpoint, read_config
 
@@ -183,6 +185,33 @@ def test_a_dataset_that_was_prepared_anew_is_another(
     refused(capsys, ["evaluate", str(run), "--device", "cpu"], how, "train a new run")
     continuing = train_flags(data, run, "--max-steps", "3")
     refused(capsys, continuing, f"The run in {run} cannot be continued", how, "another --output")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "reason"),
+    [
+        (("inputs", "columns"), [{"role": "numerical", "reading": "plain"}], "column"),
+        (("inputs", "columns", 0, "reading"), 3, "reading"),
+        (("inputs", "columns", 0, "reding"), "plain", "reding"),
+        (("inputs",), [], "inputs"),
+        (("columns", "city", "digest"), None, "digest"),
+        (("recipe",), [], "recipe"),
+    ],
+)
+def test_an_edited_vocabulary_file_is_held_to_its_form(
+    trained: Path, tmp_path: Path, place: tuple[Any, ...], value: Any, reason: str
+) -> None:
+    facts = files.read_json(trained / "data" / "vocabulary" / "vocabulary.json")
+    *path, last = place
+    inside: Any = facts
+    for key in path:
+        inside = inside[key]
+    inside[last] = value
+    (tmp_path / "vocabulary.json").write_text(json.dumps(facts))
+    with pytest.raises(InputError, match=rf"vocabulary\.json.*{reason}"):
+        vocabulary_file.read(tmp_path)
+    with pytest.raises(InputError, match="way to read the numerical column age 'quik'"):
+        column_spec.from_inputs([{"column": "age", "role": "numerical", "reading": "quik"}])
 
 
 # --- what is accepted

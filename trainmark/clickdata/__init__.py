@@ -1,6 +1,7 @@
 """Owns what preparation and training both know of click logs.
 
 feature_spec.py   the specification of a dataset on disk; spec_rules.py: what training accepts
+vocabulary_file.py  what its vocabularies mean
 identity.py       which dataset a model belongs to
 negatives.py      how many rows are clicks, and which share of the others was kept
 planted.py        a generated log whose best possible AUC is known (best_auc.py)

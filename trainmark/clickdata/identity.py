@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainmark.clickdata import feature_spec, spec_rules
+from trainmark.clickdata import feature_spec, spec_rules, vocabulary_file
 from trainmark.errors import InputError
 from trainmark.files import read_json
 
@@ -220,7 +220,7 @@ def _differ(a: object, b: object) -> bool:
 def _columns(folder: Path) -> Iterator[Column]:
     spec = feature_spec.read(folder)
     spec_rules.check(spec, source=str(feature_spec.path_of(folder)))
-    facts = read_json(folder / VOCABULARIES / "vocabulary.json")
+    facts = vocabulary_file.read(folder / VOCABULARIES)
     rules = facts.get("columns", {})
     inputs = facts.get("inputs", {}).get("columns", [])
     recipe = read_json(folder / "prepare.json").get("settings", {}).get("recipe")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmark import checksums, files
+from trainmark.clickdata import vocabulary_file
 from trainmark.clicklog import per_column
 from trainmark.clicklog.engine.job import VOCABULARY
 from trainmark.clicklog.engine.summary import MANIFEST
@@ -48,7 +49,9 @@ class Inherited:
             raise InputError(
                 f"{self.name} is of Criteo's format, which `trainmark prepare criteo` reads."
             )
-        inputs = self.facts["inputs"]
+        inputs = self.facts.get("inputs", {})
+        if not inputs.get("label"):
+            raise InputError(f"{self.name}: vocabulary.json does not say how its label is read.")
         label, *features = column_spec.from_inputs([inputs["label"], *inputs["columns"]])
         return OldColumns(self.name, label, tuple(features))
 
@@ -104,7 +107,7 @@ class Inherited:
 def open_dataset(path: Path) -> Inherited:
     """A dataset that `prepare` wrote, by its folder or its folder `vocabulary`."""
     for vocabularies in (path, path / VOCABULARY):
-        facts = files.read_json(vocabularies / "vocabulary.json")
+        facts = vocabulary_file.read(vocabularies)
         if facts:
             break
     else:
@@ -112,7 +115,7 @@ def open_dataset(path: Path) -> Inherited:
             f"{path}: there is no vocabulary.json. Expected a dataset that "
             "`trainmark prepare` wrote, or its folder `vocabulary`."
         )
-    if facts.get("recipe") not in RECIPES or not isinstance(facts.get("columns"), dict):
+    if facts["recipe"] not in RECIPES:
         raise InputError(f"{vocabularies / 'vocabulary.json'} is not what `prepare` writes.")
     vocabularies = vocabularies.absolute()
     of_columns = {name: f"cat_{number}.parquet" for number, name in enumerate(facts["columns"])}

@@ -206,7 +206,7 @@ class TabularValues:
     def __init__(
         self, vocabularies: Path, rules: Sequence[Rules], inputs: Mapping[str, Any]
     ) -> None:
-        uses = [ColumnUse(**use) for use in inputs["columns"]]
+        uses = column_spec.from_inputs(inputs["columns"])
         self._numerical = [use for use in uses if use.role == "numerical"]
         self._categorical = [use for use in uses if use.role != "numerical"]
         self._missing: list[str] = inputs["missing"]

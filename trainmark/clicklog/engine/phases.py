@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from trainmark import checksums, files, progress
-from trainmark.clickdata import feature_spec
+from trainmark.clickdata import feature_spec, vocabulary_file
 from trainmark.clicklog.arrays import primitives, shuffle
 from trainmark.clicklog.engine import kept, numbers, parse_phase, split_binary, summary
 from trainmark.clicklog.engine.columns import numerical_features
@@ -233,7 +233,7 @@ class EmbeddedEngine:
         """The vocabularies that each column's has grown from, the first one first."""
         if self.job.vocabulary is None:
             return {}
-        rules = files.read_json(self.job.vocabulary / "vocabulary.json")["columns"]
+        rules = vocabulary_file.read(self.job.vocabulary)["columns"]
         extends = {}
         for name, fact in zip(names, facts, strict=True):
             before = list(rules[name].get("extends", []))

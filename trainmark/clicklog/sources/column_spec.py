@@ -231,6 +231,10 @@ def inputs(uses: Sequence[ColumnUse], *, missing: list[str]) -> dict[str, Any]:
 def from_inputs(columns: Sequence[Mapping[str, Any]]) -> list[ColumnUse]:
     """The uses that `inputs` wrote."""
     uses = [ColumnUse(**use) for use in columns]
+    for use in uses:
+        if use.reading is not None and not _is_reading(use.role, use.reading):  # type: ignore[arg-type]
+            known = READINGS[use.role]  # type: ignore[index]
+            raise unknown(f"way to read the {use.role} column {use.column}", use.reading, known)
     return [
         replace(use, comparison=(use.comparison[0], use.comparison[1])) if use.comparison else use
         for use in uses

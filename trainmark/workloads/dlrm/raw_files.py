@@ -71,8 +71,8 @@ def score_files(
     """See `contract.Definition.score_files`."""
     if served.run is None:
         encoded = _encoded_by_export(served.folder, raw, folder / "data")
-        config = read_json(served.folder / "config.json")
         weights = serving.of_export(served.folder)
+        config = serving.described(served.folder)
     else:
         config = description(served.run)
         weights = serving.of_checkpoint(filled(served.checkpoint))

@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import psutil
+from annotated_types import MinLen
 from numpy.typing import NDArray
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from trainmark.checkpoint import folders
 from trainmark.checkpoint.run_tensors import read_weight_arrays, read_weights, weight_entries
@@ -27,6 +28,7 @@ from trainmark.files import read_json
 from trainmark.formatting import readable_size
 from trainmark.hardware import backends
 from trainmark.scoring import Served
+from trainmark.validation import parse
 from trainmark.workloads.dlrm import one_pass
 from trainmark.workloads.dlrm.description import description
 from trainmark.workloads.dlrm.prepared_values import PreparedValues
@@ -41,9 +43,9 @@ def load(served: Served[DlrmRun]) -> ClickScorer:
     """The model of a run or of an export, and what encodes its features."""
     facts: dict[str, Any] = {"name": served.folder.name, "workload": "dlrm", "step": None}
     if served.run is None:
-        config = read_json(served.folder / "config.json")
-        values = _values(served, config, None)
         weights = of_export(served.folder)
+        config = described(served.folder)
+        values = _values(served, config, None)
     else:
         config = description(served.run)
         values = _values(served, config, served.run.data)
@@ -53,6 +55,26 @@ def load(served: Served[DlrmRun]) -> ClickScorer:
         facts["samples"] = state["data"]["samples"]
         weights = of_checkpoint(path)
     return ClickScorer(config, clicks_of(config, weights, served.device), values, facts)
+
+
+@dataclass(frozen=True)
+class _Described:
+    """What a model's `description` must say for it to be computed."""
+
+    table_rows: list[int]
+    bottom_mlp: Annotated[list[int], MinLen(1)]
+    top_mlp: Annotated[list[int], MinLen(1)]
+    interaction: str = "dot"
+    logit_offset: float = 0.0
+    crosses: tuple[list[int], ...] = ()
+    dataset: tuple[str, ...] = ()
+
+
+def described(folder: Path) -> dict[str, Any]:
+    """The description of an exported model."""
+    config = read_json(folder / "config.json")
+    parse(_Described, config, str(folder / "config.json"))
+    return config
 
 
 # --- weights
@@ -92,9 +114,12 @@ def of_export(folder: Path) -> Weights:
 
     kinds: dict[str, one_pass.Kind] = {}
     for file in files:
-        with safe_open(file, framework="np") as opened:
-            stored = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
-            kinds |= {n: (one.get_dtype(), tuple(one.get_shape())) for n, one in stored.items()}
+        try:
+            with safe_open(file, framework="np") as opened:
+                stored = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise InputError(f"{file} is damaged: {error}.") from None
+        kinds |= {n: (one.get_dtype(), tuple(one.get_shape())) for n, one in stored.items()}
     return Weights(kinds, sum(path.stat().st_size for path in files), arrays, tensors)
 
 
