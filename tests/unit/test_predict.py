@@ -304,6 +304,12 @@ def test_what_cannot_be_scored_is_refused_in_a_sentence(
     (tmp_path / "less.csv").write_text("user,city,price\nu1,c1,0.5\n")
     refused(capsys, ask(inputs=str(tmp_path / "less.csv")), "no column 'seen'")
     (tmp_path / "bad.csv").write_text("user,city,price,seen\nu1,c1,0.5,then\n")
+    config = json.loads((run / "config.json").read_text()) | {"data": str(clicks / "data")}
+    config.pop("checksum")
+    shutil.copytree(run, tmp_path / "other")
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config))
+    other = [word.replace(str(run), str(tmp_path / "other")) for word in ask()]
+    refused(capsys, other, f"{clicks / 'data'} has changed since")
     assert main(ask(inputs=str(tmp_path / "bad.csv"))) == 2
     assert "bad.csv:2: seen is 'then'" in capsys.readouterr().err
     assert not list(tmp_path.glob(".*"))

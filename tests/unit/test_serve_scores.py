@@ -272,6 +272,7 @@ def test_sentences_score_as_the_evaluation_predicts(sentences_run: Path) -> None
     [
         ({"sentences": ["good", ""]}, "Sentence 1 is '', expected a text"),
         ({"sentences": [7]}, "Sentence 0 is 7, expected a text"),
+        ({"sentences": [None]}, "Sentence 0 is null, expected a text"),
         ({"sentences": "good"}, "expected 'sentences', a list of texts"),
         ({"rows": ["good"]}, "The body has 'rows'; expected 'sentences'"),
         ({"sentences": []}, "no rows"),

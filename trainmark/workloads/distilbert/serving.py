@@ -125,7 +125,8 @@ class SentenceScorer:
             raise InputError(f"The body has {received}; expected 'sentences', a list of texts.")
         for number, text in enumerate(sentences):
             if not isinstance(text, str) or not text.strip():
-                raise InputError(f"Sentence {number} is {text!r:.60}, expected a text.")
+                shown = "null" if text is None else f"{text!r:.60}"
+                raise InputError(f"Sentence {number} is {shown}, expected a text.")
         return sentences
 
     def read_tensors(self, tensors: Mapping[str, NDArray[Any]]) -> list[str]:

@@ -39,6 +39,7 @@ def encode_files(cfg: DlrmRun, raw: RawFiles, folder: Path) -> EncodedFiles:
         raise InputError(
             f"--input needs the vocabularies of the dataset that the run was trained on. {where}"
         )
+    check_data(cfg, data)  # before hours of encoding
     return _encode_by(Path(data), raw, folder)
 
 
@@ -79,7 +80,6 @@ def score_files(
         if served.device != "cpu" or not one_pass.suits(config, weights.kinds):
             return None
         encoded = encode_files(served.run, raw, folder / "data")
-        check_data(served.run, str(encoded.folder))
     return _scores(serving.clicks_of(config, weights, served.device), encoded, done)
 
 
