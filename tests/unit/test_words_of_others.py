@@ -45,6 +45,8 @@ def test_only_lists_of_numbers_are_split() -> None:
     known = number_lists(type(workloads.named_run("dlrm-small")))
     assert {"--model.table-rows", "--model.bottom-mlp", "--model.table-widths"} <= known
     assert not {"--data", "--lr", "--dataset"} & known
+    assert run_of("--host-tables", "1,7").sharding.host_tables == (1, 7)
+    assert run_of("--fp32-tables=1,7").table_format.fp32_tables == (1, 7)
     assert run_of("--data", "1,2").data == "1,2"
     with pytest.raises(InputError, match=r"--model\.bottom-mlp"):
         run_of("--model.bottom-mlp", "512;256")

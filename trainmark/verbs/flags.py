@@ -150,10 +150,14 @@ def _field(flag: str) -> str:
 def number_lists(kind: type[Any], prefix: str = "--") -> frozenset[str]:
     """The flags of a dataclass, and of those in it, that take several numbers."""
     found: set[str] = set()
+    marked = get_type_hints(kind, include_extras=True)
     for name, hint in get_type_hints(kind).items():
         flag = f"{prefix}{name.replace('_', '-')}"
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            found |= number_lists(hint, f"{flag}.")
+            # tyro.conf.arg(name=""): its flags are without its name.
+            marks = getattr(marked[name], "__metadata__", ())
+            is_nameless = any(getattr(mark, "name", None) == "" for mark in marks)
+            found |= number_lists(hint, prefix if is_nameless else f"{flag}.")
         elif any(_is_number_list(part) for part in (hint, *get_args(hint))):
             found.add(flag)
     return frozenset(found)
