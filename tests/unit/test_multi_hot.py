@@ -282,8 +282,8 @@ def test_hotness_that_disagrees_with_the_model(changes: dict[str, Any], words: s
 
 def test_hotness_that_disagrees_with_the_data(tmp_path: Path) -> None:
     data = bags.write_dataset(tmp_path / "data")
-    with pytest.raises(InputError, match=r"model\.hotness is 2 1 1, but .* has 4 1 9"):
-        bags.run(data, hotness=(2, 1, 1))
+    with pytest.raises(InputError, match=r"^model\.hotness is 2 1, but .* has 4 1 9\. [^\n]*$"):
+        bags.run(data, hotness=(2, 1))
     with pytest.raises(InputError, match=r"has several already\. Use --multi-hot data"):
         bags.run(data, multi_hot="uniform", hotness=(2, 1, 1))
     one_hot = small.write_dataset(tmp_path / "one_hot")

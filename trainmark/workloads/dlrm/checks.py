@@ -184,7 +184,8 @@ def _hotness_problems(cfg: DlrmRun) -> list[str]:
     """What is wrong with several ids per feature."""
     model, problems = cfg.model, []
     features = len(model.feature_rows)
-    if model.hotness is not None and len(model.hotness) != features:
+    has_own = cfg.data is not None and not is_generated(cfg.data)  # a dataset, which was compared
+    if model.hotness is not None and not has_own and len(model.hotness) != features:
         problems.append(
             f"model.hotness must have a number for each of the {features} tables. "
             f"Received: {len(model.hotness)} numbers, {' '.join(map(str, model.hotness))}."
