@@ -1,7 +1,9 @@
 """`sweep`: a grid or a search, of runs that fail, are stopped, are killed, or are ended early."""
 
 import dataclasses
+import html
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -178,6 +180,12 @@ def test_a_grid_in_one_process(
     assert page.count("<figure>") == 4  # a chart for each field, and two of the best runs' learning
     for word in ("Best runs", "Each field", "optimizer.name", "lr 0.1, optimizer.name adagrad"):
         assert word in page
+    best = max((t["value"], t["folder"]) for t in trials.values() if t["outcome"] == "done")[1]
+    estimate = small.result(output / best)["assessments"]["validation"]["auc"]
+    between = re.search(r"best run's (\S+) may be (\S+) to (\S+) \(95 %\)", html.unescape(page))
+    assert between is not None
+    told = [float(number) for number in between.groups()]
+    assert told == pytest.approx([estimate[key] for key in ("value", "low", "high")], abs=5e-3)
 
 
 def test_one_bad_value_is_refused_before_the_first_run(

@@ -10,6 +10,7 @@ from pathlib import Path
 from trainmark import metrics
 from trainmark.files import write_atomically
 from trainmark.formatting import duration
+from trainmark.report.assessments import interval
 from trainmark.report.charts import Bar, Series, Tick, bar_chart, line_chart
 from trainmark.report.html import document, page_header
 from trainmark.report.markup import Markup, join, tag
@@ -120,6 +121,7 @@ def _content(
         "The best of many is also the luckiest: its value on other data is a little worse."
         if not done or done[0].split == "test"
         else f"Runs are compared on {done[0].split}; the test split tells how good the best is.",
+        *_by_chance(best[0]),
     ]
     over = f"over {', '.join(field.name for field in fields)}"
     return join(
@@ -129,6 +131,19 @@ def _content(
         section("Each field", _charts(fields, done, best[0])) if done else None,
         _curves(best),
     )
+
+
+def _by_chance(best: SweptRun) -> list[str]:
+    """How far the best AUC would differ on other rows."""
+    if best.result is None or best.result.quality.metric != "auc":
+        return []
+    found = best.result.assessments.get(best.split)
+    if found is None or found.auc is None:
+        return []
+    return [
+        f"On other rows the best run's {found.auc.value:.5g} may be {interval(found.auc)} (95 %): "
+        "'trainmark compare' tells whether it is better than another run on the same rows."
+    ]
 
 
 def _help(sentences: Sequence[str]) -> Markup:
