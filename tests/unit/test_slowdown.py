@@ -97,6 +97,17 @@ def test_too_few_blocks_are_no_answer() -> None:
     assert compare([[9.0] * slowdown.FEWEST_BLOCKS], 0.03) is not None  # odds beyond any float
 
 
+@pytest.mark.parametrize(("takes", "answer"), [(3.0, "slower"), (0.4, "not slower")])
+def test_a_candidate_far_beyond_is_decided(takes: float, answer: str) -> None:
+    """Where Student's t makes 0 and 3 % about as improbable."""
+    blocks = np.random.default_rng(7).normal(math.log(takes), 0.1, (2, 25)).tolist()
+    alone, found = compare(blocks[:1], THREE_PERCENT), compare(blocks, THREE_PERCENT)
+    assert alone is not None
+    assert found is not None
+    assert alone.verdict == "undecided"  # it may be this pair of processes
+    assert found.verdict == answer
+
+
 def verdict(rng: np.random.Generator, effect: float) -> str:
     """Of one gate that looks after every fifth block, and at the end of 6 rounds gives up."""
     rounds: Rounds = []
@@ -113,7 +124,12 @@ def verdict(rng: np.random.Generator, effect: float) -> str:
 
 
 @pytest.mark.parametrize(
-    ("effect", "answer"), [(0.0, "not slower"), (0.03, "slower"), (-0.05, "not slower")]
+    ("effect", "answer"),
+    [
+        (0.0, "not slower"),
+        (0.03, "slower"),
+        (-0.05, "not slower"),
+    ],
 )
 def test_verdicts_beside_the_truth(effect: float, answer: str) -> None:
     """However often one looks: 95 of 100 slow-downs found, at most 2 of 100 false alarms."""

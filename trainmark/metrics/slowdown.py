@@ -30,6 +30,11 @@ SURE = 99.0
 """Odds to one at which an answer is decided."""
 FEWEST_BLOCKS = 20
 """A round with fewer blocks is not judged, because its error is not known well enough."""
+FAR = 10
+"""A candidate that is so many times `slower_by` slower, or faster, is judged as "slower by so much
+or more", or as "as fast or faster", once a second pair of processes is: Student's tails are so long
+that they make the two points about as improbable. Of one pair, or nearer, that would call three of
+100 equal candidates slower where the machine is noisy."""
 
 Verdict = Literal["slower", "not slower", "undecided"]
 
@@ -93,7 +98,10 @@ def compare(rounds: Sequence[Sequence[float]], slower_by: float) -> Comparison |
     scatter = sum(w * (median - mean) ** 2 for w, (median, _) in zip(weights, found, strict=True))
     error = math.sqrt(max(1.0, scatter / max(len(found) - 1, 1)) / known)
     freedom = sum(math.sqrt(len(blocks)) for blocks in judged)
-    as_fast, slower = mean / error, (mean - math.log1p(slower_by)) / error
+    gap = math.log1p(slower_by)
+    as_fast, slower = mean / error, (mean - gap) / error
+    if abs(mean) > FAR * gap and len(judged) > 1:
+        as_fast, slower = max(as_fast, 0.0), min(slower, 0.0)
     log_odds = (freedom + 1) / 2 * math.log((1 + as_fast**2 / freedom) / (1 + slower**2 / freedom))
     half = _t95(freedom) * error
     return Comparison(
