@@ -121,9 +121,11 @@ def test_other_readers_check_what_they_read(
         ["serve", str(made / part), "--data", str(made / "data"), "--port", "0"]
         for part in ("run", "export")
     ]
+    plan = ["plan", "dlrm-demo", "--data", str(made / "data"), "--device", "cpu"]
     cases = [
         (made / "export" / "model.safetensors", serve[1]),
         (made / "data" / "vocabulary" / "cat_0.parquet", serve[0]),
+        (made / "data" / "vocabulary" / "cat_0.parquet", plan),
         (made / "data" / "prepare.json", serve[0]),
         (made / "run" / "result.json", ["report", str(made / "run"), "--output", str(tmp_path)]),
         (made / "run" / "result.json", ["compare", str(made / "run"), str(made / "run")]),

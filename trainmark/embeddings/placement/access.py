@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from trainmark import checksums
 from trainmark.embeddings.placement.placement import Range
+from trainmark.errors import InputError
 
 HEAD_ROWS = 4096
 """Rows at the beginning of a table that are counted one by one."""
@@ -134,15 +136,20 @@ def from_counts(
 
 def read_vocabulary(path: Path, rows: int, others: float) -> AccessProfile:
     """From the vocabulary that preparation wrote: the id and the count of every value."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path) as file:
-        batches = file.iter_batches(1 << 20, columns=["id", "count"], use_threads=False)
-        counts = (
-            (batch.column(0).to_numpy().astype(np.int64), batch.column(1).to_numpy())
-            for batch in batches
-        )
-        return from_counts(counts, rows, others)
+    checksums.check_file(path)
+    try:
+        with pq.ParquetFile(path) as file:
+            batches = file.iter_batches(1 << 20, columns=["id", "count"], use_threads=False)
+            counts = (
+                (batch.column(0).to_numpy().astype(np.int64), batch.column(1).to_numpy())
+                for batch in batches
+            )
+            return from_counts(counts, rows, others)
+    except pa.ArrowException as error:
+        raise InputError(f"{path} is damaged: {error}.") from None
 
 
 def _edges(rows: int) -> NDArray[np.int64]:
