@@ -183,7 +183,13 @@ def test_files_of_lists_with_dictionaries(flags: list[str], tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("reading", "between"),
-    [("string[3,]", ","), ("string[3,]", ", "), ("string[3 ]", " "), ("list", " | ")],
+    [
+        ("string[3,]", ","),
+        ("string[3,]", ", "),
+        ("string[3 ]", " "),
+        ("string[3\t]", "\t"),
+        ("list", " | "),
+    ],
 )
 def test_what_may_stand_between_the_values_of_a_text(
     reading: str, between: str, tmp_path: Path

@@ -40,8 +40,8 @@ DIGITS = 16  # of a digest: 64 bits
 UNKNOWN = "-"
 # The published names tell a column's place and nothing else.
 NUMBERED = re.compile(r"num_\d+|cat_\d+\.bin")
-# A reading may end with a blank between the values of a list: string[20 ].
-_LINE = re.compile(r"(\S+) (\S+(?: \])?) (\S+) (\S+) (.*)", re.DOTALL)
+# A reading may end with a blank or a tab between the values of a list: string[20 ].
+_LINE = re.compile(r"(\S+) (\S+(?:\s\])?) (\S+) (\S+) (.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
