@@ -37,9 +37,11 @@ def in_words(error: Exception) -> str:
 
 
 def reason(error: OSError) -> str:
-    """Why the system refused something, and what helps; Arrow's errors tell it in words of their
-    own."""
-    why = os.strerror(error.errno) if error.errno else str(error).rstrip(".")
+    """Why the system refused something, and what helps; Arrow's errors tell it behind words of
+    their own."""
+    why = (error.strerror or str(error)).rstrip(".")
+    if error.errno and f"[errno {error.errno}]" in why:
+        why = os.strerror(error.errno)
     return f"{why}. {_REMEDIES.get(error.errno or 0, '')}".rstrip()
 
 

@@ -8,6 +8,7 @@ import io
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -361,6 +362,24 @@ def test_every_flag_has_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
             overridden = any(field.name in base.__annotations__ for base in kind.__mro__[1:-1])
             text = rf'^    {field.name}: .*\n    """[A-Z`\d].*'
             assert nested or overridden or re.search(text, source, re.M), (kind, field.name)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (socket.gaierror(-2, "Name or service not known"), "Name or service not known."),
+        (
+            OSError(errno.EIO, "Short of room", "model.safetensors"),
+            "model.safetensors: Short of room.",
+        ),
+        (
+            OSError(errno.EACCES, "Error writing bytes. Detail: [errno 13] Permission denied"),
+            "Permission denied. Change its permissions, or give another path.",
+        ),
+    ],
+)
+def test_what_an_error_tells_is_told(error: OSError, words: str) -> None:
+    assert in_words(error) == words
 
 
 def test_a_path_that_is_no_text_is_printed_byte_by_byte(
