@@ -65,6 +65,17 @@ def test_a_few(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     _fuzz(kind, FEW, tmp_path / "fuzz", capsys)
 
 
+def test_a_page_that_lacks_the_rows_that_its_file_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its readers waited for them without end."""
+    (words,) = cases(random.Random(0), tmp_path, "parquet", 1)
+    damaged = bytearray((tmp_path / "good.parquet").read_bytes())
+    damaged[37] = 0x10
+    (tmp_path / "log.parquet").write_bytes(damaged)
+    assert _fault(words, capsys) is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_many(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,7 +33,7 @@ from trainmark.clicklog.sources.source import (
     starts,
 )
 from trainmark.clicklog.sources.unpack import Unpacker
-from trainmark.errors import raise_all
+from trainmark.errors import InputError, raise_all
 
 PIECES_OF_A_SHARE = 4
 """At least, so that it is worth a process."""
@@ -178,7 +178,9 @@ class ParquetSource:
         def unpack(place: Position) -> Iterator[Piece]:
             chosen = (batch_rows, room.folder, is_apart, is_tight)
             pieces = partial(self._pieces_of, shares[place], *chosen)
-            return apart.iterate(pieces) if is_apart else pieces()
+            yield from apart.iterate(pieces) if is_apart else pieces()
+            # Who has the last row asks no more; whoever waits for it would wait without end.
+            raise InputError(f"{self.files[place.file]} is damaged: it lacks rows that it counts.")
 
         with Unpacker(list(shares), unpack, room) as unpacker:
             for place in shares:
