@@ -1,4 +1,4 @@
-r"""Preparation of click logs: the embedded engine beside Spark and a plain pandas script.
+r"""Preparation of click logs: the embedded engine beside Spark, pandas, Polars and DuckDB.
 
 Generates logs like Criteo's, with power-law columns of up to 8 million values, of 4 and of 40
 million rows (1 and 10 GB of text), and prepares them with frequency threshold 3, each time in a
@@ -6,7 +6,7 @@ process of its own, whose memory (with its children's) is sampled. About ten min
 
     PYTHONPATH=. python benchmarks/prepare.py                      everything
     PYTHONPATH=. python benchmarks/prepare.py --only embedded-4m   one part: embedded-4m, -40m,
-                                                    pandas-4m, parse-4m
+                                                    pandas-, polars-, duckdb-, parse-4m
     PYTHONPATH=. python benchmarks/prepare.py --folder /big/disk   where the logs go, and stay
     PYTHONPATH=. python benchmarks/prepare.py --cores 1 2 --kinds criteo csv     how it scales, with
                                                     4 million rows: two minutes for each kind
@@ -50,12 +50,12 @@ CARDINALITIES = (
 SIZES = {"4m": 4_000_000, "16m": 16_000_000, "40m": 40_000_000}
 DAYS = 8
 REPEATS = 3
-"""Runs of a short part; the median counts."""
+"""Runs of a part that takes less than a minute; the median counts."""
 TEXTS, TEXT_MB = 16, 2
 ROW_BYTES = 267
 DISK_BYTES_PER_ROW = ROW_BYTES + 300
 """The log, the store, the dataset, and the dataset of another engine to compare."""
-PARTS = ("embedded-4m", "parse-4m", "pandas-4m", "embedded-40m")
+PARTS = ("embedded-4m", "parse-4m", "polars-4m", "duckdb-4m", "pandas-4m", "embedded-40m")
 
 
 # --- measuring
@@ -144,7 +144,7 @@ def run_part(part: str, raw: Path, folder: Path) -> dict[str, Any]:
     engine = part.partition("-")[0]
     output = folder / "out"
     more = ("--memory", "1G") if part == "embedded-40m" else ()
-    repeats = REPEATS if part in ("embedded-4m", "parse-4m") else 1
+    repeats = 1 if part in ("pandas-4m", "embedded-40m") else REPEATS
     measured = []
     for _ in range(repeats):
         if part.endswith("-4m"):
