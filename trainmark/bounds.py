@@ -22,6 +22,8 @@ Layers = Annotated[int, Ge(1), Le(10_000)]
 """Parts that are built one by one."""
 Ids = Annotated[int, Ge(1), Le(2**31)]
 """The size of a vocabulary: ids are stored in 32 bits."""
+Examples = Annotated[int, Ge(1), Le(10**7)]
+"""Generated ones that are all made, and held, at once."""
 Seed = Annotated[int, Ge(0), Lt(2**63)]
 
 Finite = Annotated[float, Gt(-math.inf), Lt(math.inf)]

@@ -96,6 +96,7 @@ def test_files_are_held_to_the_same_bounds(
         ("llama3-demo", "model.layers", "2147483648", "model.layers must be at most 10,000"),
         ("distilbert-demo", "model.layers", str(2**70), "model.layers must be at most 10,000"),
         ("llama3-demo", "model.hidden", str(2**64), "model.hidden must be at most"),
+        ("distilbert-demo", "synthetic-sentences", "2147483648", "must be at most 10,000,000"),
         ("dlrm-demo", "loss-scale", "0", "loss_scale must be above 0. Received: 0.0."),
         ("dlrm-demo", "global-batch", str(10**30), "global_batch must be at most"),
     ],

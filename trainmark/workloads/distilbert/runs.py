@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from trainmark.bounds import Count, Ids, Layers, NotNegative, Positive, Share, Width
+from trainmark.bounds import Count, Examples, Ids, Layers, NotNegative, Positive, Share, Width
 from trainmark.config import SYNTHETIC, TUNABLE, Better, Hidden, Run, Schedule
 from trainmark.corpus import sentences
 from trainmark.corpus.sentences import Sentences
@@ -101,7 +101,7 @@ class DistilbertRun(Run):
     """Let the rate fall linearly to 0 at the end of the last epoch (sets `schedule`)."""
     model: Model = Model()
     optimizer: Optimizer = Optimizer()
-    synthetic_sentences: Count = 67_349
+    synthetic_sentences: Examples = 67_349
     """Training sentences of `--data synthetic`."""
     synthetic_tokens: Width = 25
     """Mean tokens of a synthetic sentence."""
