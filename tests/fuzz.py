@@ -8,6 +8,7 @@
 import dataclasses
 import json
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import yaml
 
 from tests.small import write_dataset
 from trainmark import workloads
+from trainmark.cli import main
 
 Words = list[str]
 RUNS = ("dlrm-demo", "distilbert-demo", "llama3-demo")
@@ -290,6 +292,65 @@ def _results(draw: random.Random, folder: Path) -> Callable[[], Words]:
     return make
 
 
+COLUMNS = ("--columns", "label=click numerical=age categorical=city")
+
+
+def _datasets(draw: random.Random, folder: Path) -> Callable[[], Words]:
+    good, log = _prepared(folder), str(folder / "log.csv")
+
+    def make() -> Words:
+        data = str(_with_damage(draw, good, folder / "damaged"))
+        output = str(folder / "out" / str(draw.randrange(10**9)))
+        grow = ["prepare", "csv", "--input", log, *COLUMNS, "--output", output]
+        return draw.choice(
+            (["show", "dlrm-demo", "--data", data], [*grow, "--vocabulary", data, "--grow"])
+        )
+
+    return make
+
+
+def _exports(draw: random.Random, folder: Path) -> Callable[[], Words]:
+    from tests.small import train
+
+    data, run, good = _prepared(folder), folder / "run", folder / "export"
+    assert train(run, "--data", str(data), "--model.table-rows", "4", "3", "--max-steps", "2") == 0
+    assert main(["export", str(run), "--output", str(good)]) == 0
+    given = ["--input", str(folder / "log.csv"), "--output", str(folder / "scores.csv")]
+
+    def make() -> Words:
+        (folder / "scores.csv").unlink(missing_ok=True)
+        return ["predict", str(_with_damage(draw, good, folder / "damaged")), *given]
+
+    return make
+
+
+def _prepared(folder: Path) -> Path:
+    """A dataset of one column of each kind."""
+    log, data = folder / "log.csv", folder / "data"
+    log.write_text("click,age,city\n" + "1,30,x\n0,,y\n0,5,\n" * 30)
+    assert main(["prepare", "csv", "--input", str(log), *COLUMNS, "--output", str(data)]) == 0
+    return data
+
+
+def _with_damage(draw: random.Random, good: Path, place: Path) -> Path:
+    """A copy in which one file is another, and no checksum tells."""
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(good, place)
+    for file in place.rglob("checksums.json"):
+        file.unlink()
+    file = draw.choice(sorted(path for path in place.rglob("*") if path.is_file()))
+    content = file.read_bytes()
+    if file.suffix == ".json" and draw.random() < 0.7:
+        plain = changed(draw, json.loads(content))
+        if isinstance(plain, dict):
+            plain.pop("checksum", None)
+        content = json.dumps(plain).encode()
+    else:
+        content = damaged(draw, content)
+    file.write_bytes(content)
+    return place
+
+
 KINDS: dict[str, Callable[[random.Random, Path], Callable[[], Words]]] = {
     "flags": _flags,
     "configurations": _configs,
@@ -300,4 +361,6 @@ KINDS: dict[str, Callable[[random.Random, Path], Callable[[], Words]]] = {
     "npy": _npy,
     "case lists": _suites,
     "results": _results,
+    "datasets": _datasets,
+    "exports": _exports,
 }

@@ -24,7 +24,7 @@ def our_row(name: str) -> dict[str, Any]:
 
 def test_results() -> None:
     rows = [row for row in our_rows() if row["name"] not in PRECISIONS]
-    lines = table("row | run", PAGE)
+    lines = table(PAGE, "row | run")
     assert [line[0] for line in lines] == [row["name"] for row in rows]
     for row, (_, run, precision, reached, samples, whole, auc, log_loss) in zip(
         rows, lines, strict=True
@@ -45,7 +45,7 @@ def test_results() -> None:
 
 def test_precisions() -> None:
     rows = [row for row in our_rows() if row["name"] in PRECISIONS]
-    lines = table("row | MLPs", PAGE)
+    lines = table(PAGE, "row | MLPs")
     assert [line[0] for line in lines] == [row["name"] for row in rows]
     for row, (_, mlps, tables, auc, *differences) in zip(rows, lines, strict=True):
         assert (mlps, tables) == (row["precision"], row["tables_precision"])
@@ -68,7 +68,7 @@ def test_dlrm_small_reaches_its_target_in_the_last_quarter() -> None:
 
 
 def test_calibration() -> None:
-    *_, line = table("strength | best possible", PAGE)
+    *_, line = table(PAGE, "strength | best possible")
     assert float(line[0]) == terabyte_shape.STRENGTH
     curve = our_row("small")["curve"]
     best, _ = terabyte.BEST_AUC.values()

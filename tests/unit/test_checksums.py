@@ -121,7 +121,7 @@ def test_other_readers_check_what_they_read(
         ["serve", str(made / part), "--data", str(made / "data"), "--port", "0"]
         for part in ("run", "export")
     ]
-    plan = ["plan", "dlrm-demo", "--data", str(made / "data"), "--device", "cpu"]
+    plan = ["plan", "dlrm-demo", "--data", str(made / "data"), "--cluster", "h200x1x2"]
     cases = [
         (made / "export" / "model.safetensors", serve[1]),
         (made / "data" / "vocabulary" / "cat_0.parquet", serve[0]),

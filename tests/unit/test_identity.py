@@ -214,6 +214,47 @@ def test_an_edited_vocabulary_file_is_held_to_its_form(
         column_spec.from_inputs([{"column": "age", "role": "numerical", "reading": "quik"}])
 
 
+def _cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-8])
+
+
+def _without_a_column(file: Path) -> None:
+    facts = json.loads(file.read_text())
+    del facts["columns"]["city"]
+    file.write_text(_edited(facts))
+
+
+def _with_a_word_for_settings(file: Path) -> None:
+    file.write_text(_edited(json.loads(file.read_text()) | {"settings": "x"}))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("vocabulary/cat_1.parquet", _cut),
+        ("vocabulary/vocabulary.json", _without_a_column),
+        ("prepare.json", _with_a_word_for_settings),
+    ],
+)
+def test_an_edited_dataset_is_not_grown(
+    trained: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    damage: Callable[[Path], None],
+) -> None:
+    data = shutil.copytree(trained / "data", tmp_path / "data")
+    (data / "checksums.json").unlink(missing_ok=True)
+    (data / "vocabulary" / "checksums.json").unlink(missing_ok=True)
+    damage(data / name)
+    log = tmp_path / "log.csv"
+    write_log(log)
+    words = ["--input", str(log), "--output", str(tmp_path / "grown"), "--grow"]
+    assert main(["prepare", "csv", *words, "--vocabulary", str(data)]) == 2
+    assert f"trainmark: {data / name} " in capsys.readouterr().err
+    assert not (tmp_path / "grown").exists()
+
+
 # --- what is accepted
 
 

@@ -225,7 +225,7 @@ def _columns(folder: Path) -> Iterator[Column]:
     inputs = facts.get("inputs", {}).get("columns", [])
     recipe = read_json(folder / "prepare.json").get("settings", {}).get("recipe")
     yield from _numerical(spec.numerical, inputs, recipe)
-    readings = _categorical_readings(inputs)
+    readings = categorical_readings(inputs)
     ours = len(rules) == len(spec.categorical)  # else the vocabularies are of other data
     names = list(rules) if ours else list(spec.categorical)
     for name, rows in zip(names, spec.cardinalities, strict=True):
@@ -275,7 +275,7 @@ def _digest_of_parameters(parameters: Mapping[str, Any] | None) -> str | None:
     return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
 
-def _categorical_readings(inputs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def categorical_readings(inputs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """How each column was read. A timestamp's parts do not depend on how it was written."""
     readings = {}
     for use in inputs:

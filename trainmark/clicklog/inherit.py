@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainmark import checksums, files
-from trainmark.clickdata import vocabulary_file
+from trainmark.clickdata import identity, vocabulary_file
 from trainmark.clicklog import per_column
 from trainmark.clicklog.engine.job import VOCABULARY
 from trainmark.clicklog.engine.summary import MANIFEST
@@ -117,6 +117,9 @@ def open_dataset(path: Path) -> Inherited:
         )
     if facts["recipe"] not in RECIPES:
         raise InputError(f"{vocabularies / 'vocabulary.json'} is not what `prepare` writes.")
+    for name in identity.categorical_readings(facts.get("inputs", {}).get("columns", [])):
+        if name not in facts["columns"]:
+            raise InputError(f"{vocabularies / 'vocabulary.json'} lacks its column {name}.")
     vocabularies = vocabularies.absolute()
     of_columns = {name: f"cat_{number}.parquet" for number, name in enumerate(facts["columns"])}
     for name, file in of_columns.items():
@@ -125,4 +128,6 @@ def open_dataset(path: Path) -> Inherited:
     dataset = vocabularies.parent
     checksums.check(dataset, [f"{vocabularies.name}/{file}" for file in of_columns.values()])
     settings = files.read_json(dataset / MANIFEST).get("settings", {})
+    if not isinstance(settings, Mapping):
+        raise InputError(f"{dataset / MANIFEST} is not what `prepare` writes.")
     return Inherited(str(path), vocabularies, facts, settings)

@@ -247,10 +247,14 @@ class CategoricalColumn(IdColumn):
         return Built(facts, {self._file: checksums.of_file(self.path)})
 
     def _longest(self) -> int:
-        """How many values the longest list has."""
+        """How many values the longest list has, of all rows in the blocks that are read."""
         rows = self._given.division.all_rows
-        all_missing = (reader.missing(rows) == rows.rows for reader in reversed(self.readers))
-        return len(self.readers) - sum(takewhile(bool, all_missing))
+
+        def is_empty(reader: ColumnReader) -> bool:
+            records = reader.records(rows)
+            return all(record.columns[reader.column].missing == record.rows for record in records)
+
+        return len(self.readers) - sum(takewhile(bool, map(is_empty, reversed(self.readers))))
 
     def _field(self, known: Vocabulary, special: SpecialIds) -> Field:
         dtype = dtype_of_ids(self.rules.cardinality(num_kept(self.path)))

@@ -24,7 +24,7 @@ from trainmark.errors import InputError
 from trainmark.formatting import readable_size
 
 BAD_ROWS = "bad_rows.txt"
-STORE = 2
+STORE = 3
 """Version of what store.py writes."""
 
 

@@ -371,7 +371,9 @@ class Vocabulary:
     def _batches(self, size: int) -> Iterator[tuple[Array, NDArray[np.int32]]]:
         import pyarrow.parquet as pq
 
-        with pq.ParquetFile(self._path) as file:
+        from trainmark.clicklog.sources.parquet_files import readable
+
+        with readable(self._path), pq.ParquetFile(self._path) as file:
             if file.metadata.num_rows <= size:
                 table = of_values(file.read(["value", "id"], use_threads=False))
                 yield self._numbers(table.column(0)), numpy_array(table.column(1))

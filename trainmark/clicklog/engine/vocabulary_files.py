@@ -91,7 +91,9 @@ def read(path: Path) -> Iterator[Entries]:
     """The entries of all values, some at a time."""
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path) as file:
+    from trainmark.clicklog.sources.parquet_files import readable
+
+    with readable(path), pq.ParquetFile(path) as file:
         for batch in file.iter_batches(BATCH_ROWS, use_threads=False):
             known = of_values(batch)
             yield known.column("value"), known.column("id"), known.column("count")
@@ -107,7 +109,9 @@ def read_missing(path: Path) -> MissingEntry | None:
     """None if it has no id of its own."""
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(path) as file:
+    from trainmark.clicklog.sources.parquet_files import readable
+
+    with readable(path), pq.ParquetFile(path) as file:
         for batch in file.iter_batches(1, use_threads=False):
             (row,) = batch.to_pylist()
             return MissingEntry(row["id"], row["count"]) if row["value"] is None else None

@@ -26,7 +26,7 @@ def open_parquet(path: Path, encoded: Sequence[str] = (), little_by_little: bool
     """
     opened = path.open("rb") if remote.is_remote(str(path)) else path
     reading = {"pre_buffer": False, "buffer_size": BUFFER_BYTES} if little_by_little else {}
-    with _readable(path):
+    with readable(path):
         return pa.parquet.ParquetFile(opened, read_dictionary=list(encoded), **reading)
 
 
@@ -51,7 +51,7 @@ def batches(file: Any, path: Path, rows: int, **chosen: Any) -> Iterator[Any]:
     parts = [[group] for group in groups] if apart else [groups]
     found = chain.from_iterable(file.iter_batches(rows, row_groups=p, **chosen) for p in parts)
     while True:
-        with _readable(path):
+        with readable(path):
             batch = next(found, None)
         if batch is None:
             return
@@ -59,7 +59,8 @@ def batches(file: Any, path: Path, rows: int, **chosen: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def readable(path: Path) -> Iterator[None]:
+    """What Arrow says of a damaged file is told."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:

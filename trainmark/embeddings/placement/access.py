@@ -148,8 +148,8 @@ def read_vocabulary(path: Path, rows: int, others: float) -> AccessProfile:
                 for batch in batches
             )
             return from_counts(counts, rows, others)
-    except pa.ArrowException as error:
-        raise InputError(f"{path} is damaged: {error}.") from None
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path} is damaged: {str(error).rstrip('.')}.") from None
 
 
 def _edges(rows: int) -> NDArray[np.int64]:
