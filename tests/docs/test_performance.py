@@ -183,7 +183,9 @@ def readme_rows() -> list[tuple[float, float]]:
         )
     ]
     padded, compiled, packed = (row["samples_per_s"] for row in bert)
-    seconds = [row["seconds"] for row in read_rows("prepare")[:2]]
+    seconds = {
+        engine: preparation(engine)["seconds"] for engine in ("embedded", "polars", "pandas")
+    }
     return [
         (dlrm[0], dlrm[2]),
         (dlrm[0], dlrm[3]),
@@ -194,26 +196,44 @@ def readme_rows() -> list[tuple[float, float]]:
         (llama[1], llama[2]),
         (padded, compiled),
         (packed, 0.0),
-        (seconds[0], seconds[1]),
+        (seconds["embedded"], seconds["polars"]),
+        (seconds["embedded"], seconds["pandas"]),
     ]
 
 
 def test_the_readme() -> None:
     lines = table((ROOT / "README.md").read_text(), "workload, hardware |")
     medians = [ratio["value"] for ratio in read_rows("dlrm_cpu")[0]["ratios"]]
-    for (name, ours, peer, shown), (our_value, peer_value) in zip(
-        lines, readme_rows(), strict=True
-    ):
+    for (_, ours, peer, shown), (our_value, peer_value) in zip(lines, readme_rows(), strict=True):
         if ours:
             assert_shown(ours, our_value)
         if not peer:
             continue
         assert_shown(peer, peer_value)
-        by_time = "preparation" in name
+        by_time = peer.endswith(" s")
         of_rounds = peer.startswith("PyTorch")
         ratio = peer_value / our_value if by_time else our_value / peer_value
         assert_rounded(shown.removesuffix(" x"), medians.pop(0) if of_rounds else ratio)
     assert not medians
+
+
+def preparation(engine: str) -> dict[str, Any]:
+    rows = [row for row in read_rows("prepare") if row["rows"] == 4_000_000]
+    return only(rows, engine=engine, cores=2)
+
+
+def test_peers_of_preparation() -> None:
+    page = (ROOT / "docs/preparation_speed.md").read_text()
+    ours, engines = preparation("embedded"), ("embedded", "polars", "duckdb", "pandas")
+    for engine, (_, seconds, ratio, processor, memory) in zip(
+        engines, table(page, "system | seconds"), strict=True
+    ):
+        row = preparation(engine)
+        assert_rounded(seconds, row["seconds"])
+        if ratio:
+            assert_rounded(ratio, row["seconds"] / ours["seconds"])
+        assert_rounded(processor, row["cpu_seconds"])
+        assert_rounded(memory, row["peak_mb"] / 1000)
 
 
 def test_cores_of_preparation() -> None:
