@@ -96,8 +96,8 @@ def test_a_dlrm_with_bags_is_about_as_measured() -> None:
         step_ms = 1e3 * (found.step_s or 0)
         off = step_ms / row["step_ms"] - 1
         assert shown == [f"{step_ms:.1f}", f"{row['step_ms']:.1f}", f"{100 * off:+.0f} %"]
+        assert abs(off) < 0.06
         if stored == "bf16":  # which they were fitted to
-            assert abs(off) < 0.04
             tables = found.slowest["gather"] + found.slowest["update"]
             sort = 214 * 65536 * gpu_time.SORTED_BAG / (4.8e12 * COPY_OF_BANDWIDTH)
             split = row["split_ms"]
