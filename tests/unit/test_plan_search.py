@@ -1,6 +1,7 @@
 """`plan --search`: which layouts are offered, in which order, and why others cannot run."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,18 @@ def test_search_prefers_large_micro_batches_of_sentences_that_fit() -> None:
     assert not refused
     assert {choice.flags for choice in others} == {f"--micro-batch {m}" for m in (256, 128, 64)}
     assert fitting[0].flags == "--micro-batch 32"
+
+
+def test_the_times_of_a_search_are_in_order_as_they_are_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "distilbert-sst2", "--cluster", "h200x1x1", "--search"]) == 0
+    rows = re.findall(r"--micro-batch (\d+) +([\d,]+)", capsys.readouterr().out)
+    times = [int(time.replace(",", "")) for _, time in rows]
+    assert times == sorted(times)
+    equal = [int(size) for (size, _), time in zip(rows, times, strict=True) if time == times[0]]
+    assert len(equal) > 1
+    assert equal == sorted(equal)  # those that need less memory come first
 
 
 def test_search_takes_a_datasets_tables(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from rich.table import Table
 from trainmark import workloads
 from trainmark.config import Run, or_synthetic
 from trainmark.errors import InputError
-from trainmark.formatting import GIB
+from trainmark.formatting import GIB, human
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.memory import card_bytes
 from trainmark.verbs.plan import empty_table, make_plan, unit_of, wide_console
@@ -23,6 +23,7 @@ class Choice:
 
     flags: str
     step_s: float
+    """In three digits: no prediction is better than that, and so many layouts are equally fast."""
     needed: int
     """Bytes of the fullest device."""
     fits: bool
@@ -48,8 +49,8 @@ def search(cfg: Run, cluster: Cluster) -> None:
 
 
 def choices(cfg: Run, cluster: Cluster) -> tuple[list[Choice], list[str]]:
-    """The layouts by predicted time, and why others cannot run. Times that agree to three digits
-    count as equal, because no prediction is better than that; then the workload's order decides."""
+    """The layouts by predicted time, and why others cannot run. Of equally fast ones the workload's
+    order decides."""
     workload = workloads.definition(cfg)
     if workload.alternatives is None:
         raise InputError(f"--search has nothing to choose from for {cfg.workload}.")
@@ -64,8 +65,9 @@ def choices(cfg: Run, cluster: Cluster) -> tuple[list[Choice], list[str]]:
             raise InputError(f"--search needs predicted times: {plan.no_time}.")
         needed = max(memory.total for memory in plan.memory)
         fits = plan.too_large is None
-        found.append(Choice(flags=flags, step_s=plan.step_s, needed=needed, fits=fits))
-    return sorted(found, key=lambda choice: float(f"{choice.step_s:.3g}")), refused
+        step_s = float(f"{plan.step_s:.3g}")
+        found.append(Choice(flags=flags, step_s=step_s, needed=needed, fits=fits))
+    return sorted(found, key=lambda choice: choice.step_s), refused
 
 
 def _table(title: str, found: Sequence[Choice], cluster: Cluster) -> Table:
@@ -77,7 +79,7 @@ def _table(title: str, found: Sequence[Choice], cluster: Cluster) -> Table:
     card = card_bytes(cluster)
     for choice in found[:SHOWN]:
         of = "" if card is None else f"/{card / GIB:.0f}"
-        step = f"{scale * choice.step_s:.2f}"
+        step = human(scale * choice.step_s)
         table.add_row(choice.flags, step, f"{choice.needed / GIB:.2f}{of}")
     return table
 
