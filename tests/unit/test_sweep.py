@@ -180,6 +180,10 @@ def test_a_grid_in_one_process(
     assert page.count("<figure>") == 4  # a chart for each field, and two of the best runs' learning
     for word in ("Best runs", "Each field", "optimizer.name", "lr 0.1, optimizer.name adagrad"):
         assert word in page
+    over = ("--over", "lr=0.1", "optimizer.name=sgd,adagrad")
+    assert sweep_of(output, *over, "--log-every", "1") == 0
+    again = (output / "sweep.html").read_text()
+    assert again.count("<figure>") == 3  # lr has one value now, which is no chart
     best = max((t["value"], t["folder"]) for t in trials.values() if t["outcome"] == "done")[1]
     estimate = small.result(output / best)["assessments"]["validation"]["auc"]
     between = re.search(r"best run's (\S+) may be (\S+) to (\S+) \(95 %\)", html.unescape(page))

@@ -124,11 +124,12 @@ def _content(
         *_by_chance(best[0]),
     ]
     over = f"over {', '.join(field.name for field in fields)}"
+    varied = [field for field in fields if len(field.choices) != 1]
     return join(
         page_header("sweep", name, tag("p", over, class_="where")),
         section("Best runs", html_table(shown, highlighted=1 if done else 0), _help(remarks)),
-        _what_mattered(fields, done) if len(done) > 1 else None,
-        section("Each field", _charts(fields, done, best[0])) if done else None,
+        _what_mattered(varied, done) if len(done) > 1 else None,
+        section("Each field", _charts(varied, done, best[0])) if done and varied else None,
         _curves(best),
     )
 
