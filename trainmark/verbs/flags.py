@@ -168,7 +168,8 @@ def _is_number_list(hint: Any) -> bool:
 
 
 def _in_our_words(arguments: list[str], *kinds: type[Any]) -> list[str]:
-    """What other systems write: `512,256,128` for several numbers, `amp` for fp16."""
+    """What other systems write: `512,256,128` for several numbers, `amp` for fp16. Refuses an empty
+    word: as a path it would be this folder, and as `--data` no data at all."""
     lists = frozenset[str]().union(*map(number_lists, kinds))
     words: list[str] = []
     flag = ""
@@ -179,6 +180,11 @@ def _in_our_words(arguments: list[str], *kinds: type[Any]) -> list[str]:
             if not equals:
                 continue
             argument = value
+        if not argument:
+            raise InputError(
+                f"{flag or 'An argument'} is empty, as a variable of the shell is that was not "
+                "set. Give a value" + (", or leave the flag out." if flag else ".")
+            )
         if flag.replace("_", "-") in lists and NUMBERS.fullmatch(argument):
             words += re.findall(r"[^\s,]+", argument)
         elif flag == "--precision" and argument == "amp":
