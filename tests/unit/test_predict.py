@@ -66,7 +66,7 @@ def test_scores_are_those_of_evaluate_and_columns_are_carried_along(
     users, clicks = zip(*((row.split(",")[1], row[0]) for row in ROWS), strict=True)
     assert found["user"].to_pylist() == list(users)
     assert found["clicked"].to_pylist() == list(clicks)  # text, as the file has it
-    as_csv = predict(run, tmp_path / "s.csv", "--keep", "seen", "seen")
+    as_csv = predict(run, tmp_path / "s.csv", "--keep", "seen,seen")
     assert as_csv.column_names == ["seen", "score"]
     np.testing.assert_array_equal(np.float32(as_csv["score"]), found["score"])
     assert as_csv["seen"].to_pylist() == [int(row.split(",")[-1]) for row in ROWS]
@@ -140,9 +140,13 @@ def test_labels_and_their_order_are_not_needed(run: Path, tmp_path: Path) -> Non
 
 
 def test_an_onnx_model_of_raw_values(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """By the lines of its README.txt, with the encoder that lies beside it."""
+    """By the lines of its README.txt, with the encoder that lies beside it; not by `predict`, which
+    says so before it encodes anything."""
     pytest.importorskip("onnxruntime")
     words = ["export", str(run), "--format", "onnx", "--output", str(tmp_path / "onnx")]
     assert main(words) == 0
@@ -167,6 +171,9 @@ def test_an_onnx_model_of_raw_values(
     )
     exec(scoring, given)
     np.testing.assert_allclose(given["clicks"], expected(run), atol=1e-6)
+    monkeypatch.setattr(raw_files, "_encode_by", None)
+    words = ["predict", ".", "--input", str(run.parent / "new.csv"), "--output", "s.csv"]
+    refused(capsys, words, "holds no model*.safetensors")
 
 
 def test_rows_that_are_skipped_take_their_columns_with_them(run: Path, tmp_path: Path) -> None:

@@ -100,13 +100,19 @@ def _check(
         raise InputError("--column is for sentences; the columns of a log are found by name.")
 
 
+def _keep(options: PredictOptions) -> tuple[str, ...]:
+    """The columns to carry along; commas separate them too, as in `prepare --columns`."""
+    names = (name.strip() for word in options.keep for name in word.split(","))
+    return tuple(dict.fromkeys(filter(None, names)))
+
+
 def _about(options: PredictOptions, inputs: list[Path], checkpoint: Path | None) -> dict[str, Any]:
     """What decides the scores: a broken-off run goes on only if all of it is the same."""
     names = ("device", "precision", "bad_rows", "split", "column")
     model = checkpoint or options.folder
     return {
         **{name: getattr(options, name) for name in names},
-        "keep": list(options.keep),
+        "keep": list(_keep(options)),
         "model": [str(model.resolve()), model.stat().st_mtime_ns],
         "input": [
             [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in inputs
@@ -127,7 +133,7 @@ def _scored(
         patterns=tuple(map(str, inputs)),
         bad_rows=options.bad_rows,
         labelled=False,
-        keep=tuple(dict.fromkeys(options.keep)),
+        keep=_keep(options),
         column=options.column,
         memory=options.memory,
     )

@@ -63,7 +63,7 @@ def _of_folder(folder: Path, device: str) -> tuple[DistilbertRun, dict[str, Tens
         )
     if layouts.weights_file(folder) is None:
         raise InputError(
-            f"{folder} holds no {' or '.join(layouts.WEIGHT_FILES)}. Serve the folder of the run, "
+            f"{folder} holds no {' or '.join(layouts.WEIGHT_FILES)}. Give the folder of the run, "
             f"or its folder {MODEL_FOLDER}."
         )
     # Of two classes, which is the usual number, config.json need not say anything.

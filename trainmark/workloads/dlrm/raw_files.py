@@ -71,9 +71,9 @@ def score_files(
 ) -> Iterator[ScoredRows] | None:
     """See `contract.Definition.score_files`."""
     if served.run is None:
-        encoded = _encoded_by_export(served.folder, raw, folder / "data")
-        weights = serving.of_export(served.folder)
+        weights = serving.of_export(served.folder)  # refuses other formats before hours of encoding
         config = serving.described(served.folder)
+        encoded = _encoded_by_export(served.folder, raw, folder / "data")
     else:
         config = description(served.run)
         weights = serving.of_checkpoint(filled(served.checkpoint))

@@ -98,7 +98,7 @@ def of_export(folder: Path) -> Weights:
     files = sorted(folder.glob("model*.safetensors"))
     if not files:
         raise InputError(
-            f"{folder} holds no model*.safetensors. Serve the folder of the run, or one that "
+            f"{folder} holds no model*.safetensors. Give the folder of the run, or one that "
             "trainmark export --format safetensors wrote."
         )
 
