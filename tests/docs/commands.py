@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,10 +21,12 @@ RUN = {name: next(iter(known.runs)) for name, known in workloads.DEFINITIONS.ite
 """A run of each workload: their flags differ."""
 
 
-def table(page: str, header: str) -> list[list[str]]:
-    """The cells of the table whose first line begins so, line by line."""
-    lines = page[page.index(f"| {header}") :].split("\n\n")[0].splitlines()[2:]
-    return [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines]
+def table(page: str, heading: str) -> list[list[str]]:
+    """The cells of the one table of a page whose heading begins so, row by row."""
+    lines = (ROOT / page).read_text().splitlines()
+    (start,) = (i for i, line in enumerate(lines) if line.startswith(f"| {heading}"))
+    rows = takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
+    return [[cell.strip(" *") for cell in row.strip("|").split("|")] for row in rows]
 
 
 def _help() -> dict[str, list[list[str]]]:

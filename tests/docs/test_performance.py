@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from benchmarks.common import read_rows
-from tests.docs.commands import ROOT, table
+from tests.docs.commands import table
 
-PAGE = (ROOT / "docs/performance.md").read_text()
-MULTI_HOT = (ROOT / "docs/multi_hot.md").read_text()
+PAGE = "docs/performance.md"
+MULTI_HOT = "docs/multi_hot.md"
+PREPARATION = "docs/preparation_speed.md"
 Row = dict[str, Any]
 
 
@@ -201,7 +202,7 @@ def readme_rows() -> list[tuple[float, float]]:
 
 
 def test_the_readme() -> None:
-    lines = table((ROOT / "README.md").read_text(), "workload, hardware |")
+    lines = table("README.md", "workload, hardware |")
     medians = [ratio["value"] for ratio in read_rows("dlrm_cpu")[0]["ratios"]]
     for (_, ours, peer, shown), (our_value, peer_value) in zip(lines, readme_rows(), strict=True):
         if ours:
@@ -222,10 +223,9 @@ def preparation(engine: str) -> dict[str, Any]:
 
 
 def test_peers_of_preparation() -> None:
-    page = (ROOT / "docs/preparation_speed.md").read_text()
     ours, engines = preparation("embedded"), ("embedded", "polars", "duckdb", "pandas")
     for engine, (_, seconds, ratio, processor, memory) in zip(
-        engines, table(page, "system | seconds"), strict=True
+        engines, table(PREPARATION, "system | seconds"), strict=True
     ):
         row = preparation(engine)
         assert_rounded(seconds, row["seconds"])
@@ -238,7 +238,6 @@ def test_peers_of_preparation() -> None:
 def test_cores_of_preparation() -> None:
     rows = read_rows("prepare_cores")
     large = [row for row in rows if row["kind"] == "criteo" and row["rows"] == 100_000_000]
-    page = (ROOT / "docs/preparation_speed.md").read_text()
     runs = [only(large, cores=cores, output="memory") for cores in (1, 2, 4, 8, 16)]
     runs.append(only(large, output="memory, again"))
     figures = [
@@ -250,12 +249,12 @@ def test_cores_of_preparation() -> None:
         )
         for run in runs
     ]
-    lines = table(page, "cores | 1 |")
+    lines = table(PREPARATION, "cores | 1 |")
     assert len(lines) == 4
     for (_, *cells), values in zip(lines, zip(*figures, strict=True), strict=True):
         for cell, value in zip(cells, values, strict=True):
             assert_rounded(cell, value)
     disk = only(large, output="disk")["seconds"]
-    answers = [time.split()[0] for _, _, time in table(page, "log | machine |")]
+    answers = [time.split()[0] for _, _, time in table(PREPARATION, "log | machine |")]
     for shown, value in zip(answers[1:3], (runs[4]["seconds"], disk), strict=True):
         assert_rounded(shown, value)

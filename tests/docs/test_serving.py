@@ -1,6 +1,5 @@
 """The page on serving ends with a deployed model: its commands run, those of the image, too."""
 
-import itertools
 import json
 import os
 import re
@@ -17,7 +16,7 @@ import pytest
 
 from benchmarks import serve_load
 from benchmarks.common import read_rows
-from tests.docs.commands import ROOT
+from tests.docs.commands import ROOT, table
 from tests.docs.test_readme import blocks, commands
 from tests.unit.served import train_on_clicks
 from tests.unit.test_dockerfiles import instructions
@@ -109,20 +108,12 @@ def test_the_image_is_built_and_run_as_the_page_says() -> None:
 # --- what was measured
 
 
-def _tables(page: str, first: str) -> list[list[str]]:
-    """The cells of the rows below a heading row that begins so."""
-    lines = (ROOT / page).read_text().splitlines()
-    (start,) = [i for i, line in enumerate(lines) if line.startswith(first)]
-    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in rows]
-
-
 @pytest.mark.parametrize(
     ("file", "heading"),
-    [("serve_load", "| p99 at most |"), ("serve_load_cuda", "| p99 at most, with a GPU |")],
+    [("serve_load", "p99 at most |"), ("serve_load_cuda", "p99 at most, with a GPU |")],
 )
 def test_the_rates_are_those_that_were_measured(file: str, heading: str) -> None:
-    rows, found = read_rows(file), _tables(PAGE, heading)
+    rows, found = read_rows(file), table(PAGE, heading)
     assert len(found) == 3
     for limit, *cells in found:
         best = serve_load.best_rates(rows, float(limit.removesuffix(" ms")))
@@ -131,7 +122,7 @@ def test_the_rates_are_those_that_were_measured(file: str, heading: str) -> None
 
 
 def test_the_latencies_on_a_cpu_are_those_that_were_measured() -> None:
-    rows, found = read_rows("inference_cpu"), _tables("docs/inference.md", "| network |")
+    rows, found = read_rows("inference_cpu"), table("docs/inference.md", "network |")
     ours = [row for row in rows if row["system"] == "trainmark"]
     assert len(found) == len({(row["threads"], row["run"]) for row in ours}) == 6
     slower = [(r["run"], r["batch"]) for r in ours if r["of_onnxruntime"] < 1]
@@ -148,11 +139,11 @@ def test_the_latencies_on_a_gpu_are_those_that_were_measured() -> None:
     measured = {(row["system"], *(row[key] for key in keys)): row for row in pinned}
     assert len(measured) == len(pinned)
     page, found = "docs/inference.md", []
-    for run, mlps, tables, batch, clients, *figures, goal in _tables(page, "| model | MLPs |"):
-        table, _, memory = tables.partition(", in ")
+    for run, mlps, tables, batch, clients, *figures, goal in table(page, "model | MLPs |"):
+        stored, _, memory = tables.partition(", in ")
         where = memory.removesuffix(" memory") or "device"
         size = int(batch.replace(",", ""))
-        row = measured["trainmark", run.strip("`"), mlps, table, where, size, int(clients)]
+        row = measured["trainmark", run.strip("`"), mlps, stored, where, size, int(clients)]
         expected = row["median_ms"], row["p99_ms"], row["samples_per_s"] / 1e6
         assert [float(figure) for figure in figures] == pytest.approx(expected, rel=0.01)
         number, _, unit = goal.partition(" ")
@@ -161,7 +152,7 @@ def test_the_latencies_on_a_gpu_are_those_that_were_measured() -> None:
             assert rate >= float(number) if unit == "M/s" else median_ms <= float(number)
         found.append(row)
     assert len(found) == 21
-    for batch, *figures in _tables(page, "| batch | ours"):
+    for batch, *figures in table(page, "batch | ours"):
         systems = "trainmark", "PyTorch, compiled", "PyTorch, eager"
         size = int(batch.replace(",", ""))
         rows = [measured[s, "dlrm-small", "fp16", "fp32", "device", size, 1] for s in systems]

@@ -228,6 +228,7 @@ def test_importance_is_the_auc_that_a_permuted_column_costs(
     assert set(drops) == {"price", "user", "city", "seen"}  # not the hour and the weekday of a time
     assert drops["user"]["drop"] > 0.1
     assert abs(drops["city"]["drop"]) < 0.03
+    assert all(column["error"] for column in found["importance"])  # its formula has a test
     assert "What each column is worth" in capsys.readouterr().out
     # The same, with the column permuted on disk.
     usual = found["assessments"]["test"]["auc"]["value"]
@@ -242,7 +243,6 @@ def test_importance_is_the_auc_that_a_permuted_column_costs(
         permuted = evaluate(run, "--data", str(data))
         cost.append(usual - permuted["assessments"]["test"]["auc"]["value"])
     assert drops["user"]["drop"] == pytest.approx(np.mean(cost), abs=1e-12)
-    assert drops["user"]["error"] > 0.01  # of 200 rows; the two permutations differ by less
 
 
 def test_importance_on_some_rows_takes_them_from_everywhere(

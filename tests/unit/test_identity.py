@@ -76,11 +76,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def verbs(trained: Path, data: Path, output: Path) -> list[list[str]]:
     """Every way to use the model with a dataset."""
     run, there = str(trained / "run"), ["--data", str(data)]
+    served = [*there, "--device", "cpu", "--port", "0"]
     return [
         ["evaluate", run, *there, "--device", "cpu"],
         ["infer", run, *there, "--device", "cpu"],
-        ["serve", run, *there, "--device", "cpu"],
-        ["serve", str(trained / "run" / "export"), *there, "--device", "cpu"],
+        ["serve", run, *served],
+        ["serve", str(trained / "run" / "export"), *served],
         train_flags(data, output, "--from", run),
         train_flags(data, trained / "run", "--max-steps", "3"),
     ]

@@ -240,64 +240,66 @@ def test_the_page_says_how_to_ask(clicks_client: TestClient) -> None:
 
 # --- the verb
 
+SERVE = ["serve", "--port", "0"]  # the usual one may be taken
+
 
 def test_what_cannot_be_served(
     clicks: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(clicks / "run")
-    refused(capsys, ["serve", str(tmp_path)], "holds no model", "trainmark export")
-    refused(capsys, ["serve", run, "--device", "gpu"], "--device", lines=None)
-    refused(capsys, ["serve", run, "--data", str(tmp_path / "gone")], "is not here", "--values")
+    refused(capsys, [*SERVE, str(tmp_path)], "holds no model", "trainmark export")
+    refused(capsys, [*SERVE, run, "--device", "gpu"], "--device", lines=None)
+    refused(capsys, [*SERVE, run, "--data", str(tmp_path / "gone")], "is not here", "--values")
     other = small.write_dataset(tmp_path / "other")
     shutil.copytree(clicks / "data" / "vocabulary", other / "vocabulary")
     shutil.copy(clicks / "data" / "prepare.json", other)
-    refused(capsys, ["serve", run, "--data", str(other)], "not what the model was trained on")
+    refused(capsys, [*SERVE, run, "--data", str(other)], "not what the model was trained on")
     empty = tmp_path / "empty"
     shutil.copytree(clicks / "run", empty, ignore=shutil.ignore_patterns("checkpoints"))
-    refused(capsys, ["serve", str(empty)], "no complete checkpoint")
+    refused(capsys, [*SERVE, str(empty)], "no complete checkpoint")
     if not torch.cuda.is_available():
-        refused(capsys, ["serve", run, "--device", "cuda"], "finds no CUDA device")
+        refused(capsys, [*SERVE, run, "--device", "cuda"], "finds no CUDA device")
     onnx = tmp_path / "onnx"
     onnx.mkdir()
     (onnx / "config.json").write_text('{"model_type": "dlrm", "numerical_features": 0, '
                                       '"table_rows": [1]}')  # fmt: skip
-    refused(capsys, ["serve", str(onnx)], "holds no model*.safetensors", "--format safetensors")
+    refused(capsys, [*SERVE, str(onnx)], "holds no model*.safetensors", "--format safetensors")
 
 
 def test_a_language_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     of_run = to_plain(workloads.named_run("llama3-demo"))
     for described in (of_run, {"model_type": "llama"}):
         (tmp_path / "config.json").write_text(json.dumps(described))
-        refused(capsys, ["serve", str(tmp_path)], "llama3", "no model to score rows with")
+        refused(capsys, [*SERVE, str(tmp_path)], "llama3", "no model to score rows with")
 
 
 def test_sentences_without_a_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     flags = ("--output", str(run), "--max-steps", "1")
     assert main(["train", "distilbert-demo", *small_distilbert.FLAGS, *flags]) == 0
-    refused(capsys, ["serve", str(run)], "has no tokenizer", "tokenizer.json or vocab.txt")
-    refused(capsys, ["serve", str(run), "--values", "raw"], "are for a DLRM")
+    refused(capsys, [*SERVE, str(run)], "has no tokenizer", "tokenizer.json or vocab.txt")
+    refused(capsys, [*SERVE, str(run), "--values", "raw"], "are for a DLRM")
 
 
 def test_a_model_that_does_not_fit(
     finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
-    arguments = ["serve", str(finished), "--device", "cpu"]
+    arguments = [*SERVE, str(finished), "--device", "cpu"]
     refused(capsys, arguments, "The model takes", "this machine has 1000 bytes free")
 
 
 def test_an_encoder_is_no_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     described = {"model_type": "distilbert", "architectures": ["DistilBertModel"]}
     (tmp_path / "config.json").write_text(json.dumps(described))
-    refused(capsys, ["serve", str(tmp_path)], "no trained sentence classifier", "DistilBertModel")
+    refused(capsys, [*SERVE, str(tmp_path)], "no trained sentence classifier", "DistilBertModel")
 
 
 def test_without_the_extra(
     finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving, "PACKAGES", ("uvicorn", "no_such_package"))
-    said = refused(capsys, ["serve", str(finished)], "pip install 'trainmark[serve]'")
+    said = refused(capsys, [*SERVE, str(finished)], "pip install 'trainmark[serve]'")
     assert "needs no_such_package:" in said
 
 
