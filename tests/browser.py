@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import PATIENCE_S, wait_until
+
 CHROMIUM = shutil.which("chromium")
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
     "--disable-background-networking", "--disable-extensions", "--remote-debugging-pipe",
 )  # fmt: skip
-PATIENCE = 120
-"""Seconds, at least, before something counts as never happening."""
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
 
 
@@ -70,11 +69,7 @@ class Browser:
 
     def wait(self, expression: str) -> None:
         """Until an expression holds in the page."""
-        for _ in range(PATIENCE * 20):
-            if self.value(expression):
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"{expression} does not hold after {PATIENCE} s")
+        wait_until(lambda: self.value(expression), pause=0.05)
 
     def value(self, expression: str) -> Any:
         """What an expression is, in the page."""
@@ -118,4 +113,4 @@ def started(folder: Path) -> Iterator[Browser]:
         yield Browser(commands[1], answers[0])
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(PATIENCE_S)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from tests import rank_processes
 from tests.distributed import joining
 from tests.small import curve
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 from trainmark.checkpoint import folders
 from trainmark.cli import main
 
@@ -66,7 +66,7 @@ def _follow(rank: int, commands: list[list[str]], folder: Path, world: int) -> N
 def finish(process: "subprocess.Popen[str]") -> "subprocess.CompletedProcess[str]":
     """Wait for the end of a launch; one that hangs is ended, and fails the test."""
     try:
-        out, err = process.communicate(timeout=240)
+        out, err = process.communicate(timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
         process.kill()
         out, err = process.communicate()

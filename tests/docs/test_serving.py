@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,10 +19,11 @@ from tests.docs.commands import ROOT, table
 from tests.docs.test_readme import blocks, commands
 from tests.unit.served import train_on_clicks
 from tests.unit.test_dockerfiles import instructions
+from tests.waiting import PATIENCE_S, wait_until
 from trainmark.cli import main
 
 pytest.importorskip("tritonclient.http")
-PAGE, IMAGE, WAIT_S = "docs/serving.md", "docker/serve.Dockerfile", 120
+PAGE, IMAGE = "docs/serving.md", "docker/serve.Dockerfile"
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +59,12 @@ def test_the_container_serves_what_the_page_says(models: Path, tmp_path: Path) -
     with container(models) as (running, ports):
         healthy = json.loads(dict(instructions(IMAGE))["HEALTHCHECK"].partition("CMD ")[2])
         probe = [word.replace(":8000", f":{ports['8000']}") for word in healthy]
-        end = time.monotonic() + WAIT_S
-        while subprocess.run([sys.executable, *probe[1:]], capture_output=True).returncode:
+
+        def is_up() -> bool:
             assert running.poll() is None
-            assert time.monotonic() < end
-            time.sleep(0.2)
+            return not subprocess.run([sys.executable, *probe[1:]], capture_output=True).returncode
+
+        wait_until(is_up, pause=0.2)
 
         def here(text: str) -> str:
             return re.sub(r"localhost:(800[01])", lambda m: f"127.0.0.1:{ports[m[1]]}", text)
@@ -89,7 +90,7 @@ def test_the_container_serves_what_the_page_says(models: Path, tmp_path: Path) -
             done = subprocess.run([sys.executable, "-c", text], capture_output=True, check=True)
             assert re.fullmatch(rb"\[0\.\d+\]\n", done.stdout)
         running.terminate()  # as `docker stop` does
-        assert running.wait(WAIT_S) == 0
+        assert running.wait(PATIENCE_S) == 0
 
 
 def test_the_image_is_built_and_run_as_the_page_says() -> None:

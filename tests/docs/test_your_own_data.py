@@ -10,6 +10,7 @@ from benchmarks.common import read_rows
 from tests.docs.commands import table, verb_of
 from tests.docs.test_readme import blocks, trainmark_commands
 from tests.unit.served import process
+from tests.waiting import PATIENCE_S
 from trainmark.cli import main
 from trainmark.run.result import read
 
@@ -17,7 +18,7 @@ PAGE = "docs/your_own_data.md"
 
 
 def scores(url: str, body: str) -> list[float]:
-    with urllib.request.urlopen(f"{url}/score", data=body.encode(), timeout=60) as answer:
+    with urllib.request.urlopen(f"{url}/score", data=body.encode(), timeout=PATIENCE_S) as answer:
         found: list[float] = json.load(answer)["scores"]
     return found
 
@@ -40,7 +41,7 @@ def test_the_whole_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     with process(*served[0][1:], cwd=tmp_path) as (running, url, _):
         assert all(0 < score < 1 for score in scores(url, request))
         running.terminate()
-        assert running.wait(60) == 0
+        assert running.wait(PATIENCE_S) == 0
 
 
 def test_the_table_is_that_of_the_results() -> None:

@@ -21,6 +21,7 @@ pytest.importorskip("starlette")
 from starlette.testclient import TestClient
 
 from tests.unit.criteo_oracle import random_lines, write_day
+from tests.waiting import PATIENCE_S
 from trainmark.cli import main
 from trainmark.errors import InputError
 from trainmark.inference import serving
@@ -103,7 +104,7 @@ class Stuck(Doubler):
 
     def score(self, requests: Sequence[Any]) -> Any:
         self.working.set()
-        assert self.go_on.wait(60)
+        assert self.go_on.wait(PATIENCE_S)
         return super().score(requests)
 
 

@@ -19,6 +19,7 @@ import pytest
 from tests.small import snapshot, train, write_dataset
 from tests.unit.refusals import refused, small
 from tests.unit.results import make_result
+from tests.waiting import PATIENCE_S
 from trainmark import workloads
 from trainmark.cli import PREPARATIONS, VERBS, main
 from trainmark.config import Run, Schedule, TrainOptions
@@ -305,17 +306,19 @@ def test_a_file_that_cannot_be_written_leaves_nothing(
 # --- a few real processes
 
 
-def trainmark(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "trainmark", *arguments], capture_output=True, text=True, timeout=60
-    )
+def python(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    line, environment = [sys.executable, *words], os.environ | variables
+    return subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
+
+
+def trainmark(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return python("-m", "trainmark", *words, **variables)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_flag_errors_read_the_same_on_any_terminal(encoding: str) -> None:
-    words = [sys.executable, "-m", "trainmark", "train", "dlrm-demo", "--max-stepz", "3"]
-    environment = os.environ | {"PYTHONIOENCODING": encoding, "COLUMNS": "60"}
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment)
+    words = ["train", "dlrm-demo", "--max-stepz", "3"]
+    done = trainmark(*words, PYTHONIOENCODING=encoding, COLUMNS="60")
     expected = (
         "trainmark: Unrecognized options: --max-stepz, 3. Did you mean --max-steps? "
         "See 'trainmark train dlrm-demo --help'.\n"
@@ -348,7 +351,7 @@ assert not heavy, heavy
 
 
 def test_help_of_all_verbs_imports_no_torch() -> None:
-    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, timeout=60)
+    done = python("-c", HELP)
     assert done.returncode == 0, done.stderr
     for word in ("usage: trainmark VERB", "--evals-per-epoch", "Peak learning rate"):
         assert word in done.stdout

@@ -10,6 +10,7 @@ import pytest
 
 from tests.small import train
 from tests.unit.refusals import refused
+from tests.waiting import PATIENCE_S
 from trainmark import files
 from trainmark.errors import InputError
 
@@ -22,7 +23,7 @@ def test_a_fifo_gets_the_text_and_stays_a_fifo(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: received.append(path.read_text()), daemon=True)
     reader.start()
     files.write_atomically(path, "some text")
-    reader.join(timeout=30)
+    reader.join(timeout=PATIENCE_S)
     assert received == ["some text"]
     assert stat.S_ISFIFO(path.stat().st_mode)
 

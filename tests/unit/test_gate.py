@@ -18,7 +18,7 @@ import pytest
 
 from tests.docs.commands import ROOT
 from tests.unit.refusals import refused
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 from trainmark.cli import main
 from trainmark.errors import InputError
 from trainmark.verbs import gate, gate_turns
@@ -312,7 +312,7 @@ def test_nothing_is_left_of_a_gate_that_is_ended(
     with subprocess.Popen(command, env=path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as it:
         workers = wait_until(lambda: both(psutil.Process(it.pid)))
         it.send_signal(number)
-        it.communicate(timeout=60)
+        it.communicate(timeout=PATIENCE_S)
     assert it.returncode in (-number, 128 + number)  # Python ends itself by the SIGINT that it got
     wait_until(lambda: not any(worker.is_running() for worker in workers))
     if number != signal.SIGKILL:  # after which nobody can tidy up

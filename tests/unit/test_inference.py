@@ -15,6 +15,7 @@ import torch
 
 from tests import small, small_distilbert
 from tests.unit.refusals import refused
+from tests.waiting import PATIENCE_S
 from trainmark import metrics
 from trainmark.cli import main
 from trainmark.embeddings import sharded
@@ -111,7 +112,7 @@ def test_what_is_quick_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_clients_wait_for_their_own_answers_alone() -> None:
     """Three at a time: each call waits until all three are there, else nobody would come on."""
-    together, threads = Barrier(3, timeout=20), set()
+    together, threads = Barrier(3, timeout=PATIENCE_S), set()
 
     def client(name: str) -> Any:
         def predict(request: Any) -> None:

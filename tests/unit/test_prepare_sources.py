@@ -19,6 +19,7 @@ import pytest
 
 from tests.unit.logs import prepare_log
 from tests.unit.test_prepare_engine import files
+from tests.waiting import PATIENCE_S
 from trainmark.clicklog.arrays import primitives, strings
 from trainmark.clicklog.engine import parse_phase
 from trainmark.clicklog.engine import phases as engine
@@ -299,7 +300,7 @@ def test_ctrl_c_ends_parsing(workers: int, tmp_path: Path, monkeypatch: pytest.M
                 closed.set()
 
     def interrupted(_: str) -> None:
-        assert begun.wait(60)
+        assert begun.wait(PATIENCE_S)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(parse_phase, "importlib", SimpleNamespace(import_module=interrupted))

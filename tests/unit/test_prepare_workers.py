@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
+from tests.waiting import PATIENCE_S, wait_until
 from trainmark.clicklog.engine.turns import Turns
 from trainmark.clicklog.engine.workers import Call, Workers
 from trainmark.clicklog.sources import apart
@@ -72,7 +73,7 @@ def test_many_may_ask_and_an_error_lets_none_of_them_wait(count: int) -> None:
         with pytest.raises(InputError, match="2 is refused"), workers.stopping():
             askers.submit(ask, 5).result()
         ended = [askers.submit(ask, who) for who in range(8)]
-        assert all(isinstance(one.exception(timeout=60), RuntimeError) for one in ended)
+        assert all(isinstance(one.exception(timeout=PATIENCE_S), RuntimeError) for one in ended)
     with (
         Workers(Served(), count) as workers,
         ThreadPoolExecutor(8) as askers,
@@ -102,7 +103,7 @@ def test_nobody_waits_for_a_turn_that_will_not_come() -> None:
 
     def work(worker: Call, number: int, item: int) -> None:
         if item in (2, 3):
-            both.wait(60)
+            both.wait(PATIENCE_S)
             raise OSError(f"item {item}")
         with turns.turn(number):
             had.append(item)
@@ -165,8 +166,4 @@ def test_none_outlives_the_process_that_started_it() -> None:
     assert run.returncode == -signal.SIGKILL
     left = [int(word) for word in run.stdout.split()]
     assert left
-    for _ in range(500):
-        if not any(map(psutil.pid_exists, left)):
-            return
-        time.sleep(0.02)
-    pytest.fail(f"{left} are still there")
+    wait_until(lambda: not any(map(psutil.pid_exists, left)))

@@ -17,6 +17,7 @@ from tests.distributed.joining import join
 from tests.small import newest, result, saved, snapshot, train
 from tests.unit.test_checkpoint_room import tensors_of
 from tests.unit.test_run_outputs import perf_events
+from tests.waiting import PATIENCE_S
 from trainmark.checkpoint import checkpoints, folders
 from trainmark.checkpoint import saver as savers
 from trainmark.checkpoint.local_shards import LocalShards
@@ -150,7 +151,7 @@ def blocked_until(
     found: list[int] = []
 
     def late(*args: Any) -> Any:
-        assert done.wait(60), "training does not go on"
+        assert done.wait(PATIENCE_S), "training does not go on"
         found.append(now[0])
         then()
         return written(*args)
@@ -214,7 +215,7 @@ def test_what_fails_beside_a_save_does_not_lose_it(
         raise InputError("a bad row")
 
     monkeypatch.setattr(Training, "_evaluate", fails)
-    blocked_until(monkeypatch, 0, lambda: failed.wait(60))
+    blocked_until(monkeypatch, 0, lambda: failed.wait(PATIENCE_S))
     assert train(tmp_path / "run", "--evals-per-epoch", "0") == 2
     assert newest(tmp_path / "run").name == "step-00000008"
 

@@ -32,6 +32,7 @@ from tests.unit.served import (
     served,
     source_of,
 )
+from tests.waiting import PATIENCE_S
 from trainmark import workloads
 from trainmark.cli import main
 from trainmark.config import to_plain
@@ -150,7 +151,7 @@ def asked(scorer: Stuck, bodies: list[Any]) -> list[Any]:
         queue = queue_of(scorer)
         sent = [question(body) for body in bodies]
         first = asyncio.create_task(queue.answer(sent[0]))
-        await asyncio.to_thread(scorer.working.wait, 60)
+        await asyncio.to_thread(scorer.working.wait, PATIENCE_S)
         others = [asyncio.create_task(queue.answer(one)) for one in sent[1:]]
         await asyncio.sleep(0)  # in which all of them are queued
         scorer.go_on.set()
@@ -187,12 +188,12 @@ def test_a_client_that_leaves_keeps_nobody_waiting() -> None:
     async def ask() -> list[Any]:
         queue = queue_of(scorer)
         tasks = [asyncio.create_task(queue.answer(numbers(n))) for n in range(4)]
-        await asyncio.to_thread(scorer.working.wait, 60)
+        await asyncio.to_thread(scorer.working.wait, PATIENCE_S)
         tasks[1].cancel()
         await asyncio.sleep(0)
         scorer.go_on.set()
         found = asyncio.gather(*tasks, return_exceptions=True)
-        return await asyncio.wait_for(found, 60)
+        return await asyncio.wait_for(found, PATIENCE_S)
 
     answers = asyncio.run(ask())
     assert isinstance(answers.pop(1), asyncio.CancelledError)
@@ -316,13 +317,13 @@ def test_a_port_that_cannot_be_had(
 def test_a_server_process_answers_and_stops(clicks: Path, number: int) -> None:
     with process(str(clicks / "run")) as (running, url, lines):
         assert len(lines) == 2
-        with urllib.request.urlopen(f"{url}/example", timeout=60) as answer:
+        with urllib.request.urlopen(f"{url}/example", timeout=PATIENCE_S) as answer:
             body = answer.read()
-        with urllib.request.urlopen(f"{url}/score", data=body, timeout=60) as answer:
+        with urllib.request.urlopen(f"{url}/score", data=body, timeout=PATIENCE_S) as answer:
             (score,) = json.load(answer)["scores"]
         assert 0 < score < 1
         running.send_signal(number)
-        assert running.wait(60) == 0
+        assert running.wait(PATIENCE_S) == 0
         assert running.stderr is not None
         assert running.stderr.read() == ""
 
@@ -334,7 +335,7 @@ def test_no_connection_that_was_opened_is_reset_at_the_end(clicks: Path) -> None
         answered = 0
         while True:
             try:
-                client = socket.create_connection(address, timeout=60)
+                client = socket.create_connection(address, timeout=PATIENCE_S)
             except ConnectionRefusedError:
                 return answered
             with client:  # what goes wrong from here on is an answer that was lost
@@ -345,7 +346,7 @@ def test_no_connection_that_was_opened_is_reset_at_the_end(clicks: Path) -> None
     with process(str(clicks / "run")) as (running, url, _), ThreadPoolExecutor(8) as threads:
         host, port = url.removeprefix("http://").split(":")
         asked = [threads.submit(ask, (host, int(port))) for _ in range(8)]
-        urllib.request.urlopen(f"{url}/health", timeout=60).close()
+        urllib.request.urlopen(f"{url}/health", timeout=PATIENCE_S).close()
         running.send_signal(signal.SIGTERM)
-        assert running.wait(60) == 0
-        assert all(one.result(60) for one in asked)
+        assert running.wait(PATIENCE_S) == 0
+        assert all(one.result(PATIENCE_S) for one in asked)

@@ -8,7 +8,6 @@ import json
 import signal
 import socket
 import threading
-import time
 from collections.abc import Awaitable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -17,18 +16,18 @@ from unittest.mock import Mock
 import pytest
 
 from tests.unit.served import Doubler, Stuck, app_of, client_of, numbers, queue_of, source_of
+from tests.waiting import PATIENCE_S
 from trainmark.inference.server import asgi, batching, bodies, process
 from trainmark.inference.server.limits import Limits
 
 uvicorn = pytest.importorskip("uvicorn")
 
-WAIT_S = 60
-
 
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
-    """A server that loses its patience quickly."""
-    monkeypatch.setattr(process, "HEAD_S", 0.2)
+    """A server that loses its patience quickly, but only with bodies."""
+    monkeypatch.setattr(process, "HEAD_S", PATIENCE_S)
+    monkeypatch.setattr(asgi, "REST_OF_BODY_S", PATIENCE_S)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         app_of(source_of(Doubler()), limits=Limits(seconds=0.2)),
@@ -41,12 +40,12 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
     thread.start()
     yield listener.getsockname()
     running.should_exit = True
-    thread.join(WAIT_S)
+    thread.join(PATIENCE_S)
 
 
 def _answer(address: tuple[str, int], sent: bytes) -> bytes:
     """All that comes back until the server closes the connection."""
-    with socket.create_connection(address, timeout=WAIT_S) as client:
+    with socket.create_connection(address, timeout=PATIENCE_S) as client:
         client.sendall(sent)
         received = b""
         while part := client.recv(4096):
@@ -67,18 +66,36 @@ def _connection(app: Any) -> tuple[process.ImpatientProtocol, Mock]:
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /score HT", b"POST /score HTTP/1.1\r\nHost: x\r\n"])
-def test_a_connection_without_a_request_is_closed(address: tuple[str, int], sent: bytes) -> None:
-    assert _answer(address, sent) == b""
+def test_a_connection_without_a_request_is_closed(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    assert _closed_after(sent, monkeypatch) == []
 
 
 @pytest.mark.parametrize("sent", [b"GET /hea", b"\r\n"])
-def test_patience_is_that_of_every_request(address: tuple[str, int], sent: bytes) -> None:
-    with socket.create_connection(address, timeout=WAIT_S) as client:
-        client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert client.recv(4096).startswith(b"HTTP/1.1 200")
-        client.sendall(sent)
-        while client.recv(4096):
-            pass  # until the server closes the connection
+def test_patience_is_that_of_every_request(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    asked = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    (answer,) = _closed_after(sent, monkeypatch, asked)
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
+def _closed_after(sent: bytes, monkeypatch: pytest.MonkeyPatch, *asked: bytes) -> list[bytes]:
+    """All that was written until a server without patience closed the connection."""
+    monkeypatch.setattr(process, "HEAD_S", 0.01)
+
+    async def written() -> list[bytes]:
+        protocol, transport = _connection(app_of(source_of(Doubler())))
+        for request in asked:
+            protocol.data_received(request)
+            while not protocol.cycle.response_complete:
+                await asyncio.sleep(0.01)
+        if sent:
+            protocol.data_received(sent)
+        while not transport.close.called:
+            await asyncio.sleep(0.01)
+        return [call.args[0] for call in transport.write.call_args_list]
+
+    return asyncio.run(asyncio.wait_for(written(), PATIENCE_S))
 
 
 def test_a_head_without_an_end_is_not_held() -> None:
@@ -121,7 +138,7 @@ def test_who_goes_on_sending_after_the_answer_keeps_no_place(
         assert transport.close.called
         return b"".join(call.args[0] for call in transport.write.call_args_list)
 
-    answered = asyncio.run(asyncio.wait_for(answer(), WAIT_S))
+    answered = asyncio.run(asyncio.wait_for(answer(), PATIENCE_S))
     assert answered.startswith(b"HTTP/1.1 %d" % status)
     assert b"connection: close" in answered
 
@@ -144,7 +161,7 @@ def test_a_request_that_meets_the_end_is_answered(monkeypatch: pytest.MonkeyPatc
             await asyncio.sleep(0.01)
         return [transport for _, transport in connections]
 
-    *asked, idle = asyncio.run(asyncio.wait_for(end(), WAIT_S))
+    *asked, idle = asyncio.run(asyncio.wait_for(end(), PATIENCE_S))
     for transport in asked:
         (answer,) = [call.args[0] for call in transport.write.call_args_list]
         assert answer.startswith(b"HTTP/1.1 200")
@@ -187,7 +204,7 @@ def test_requests_whose_clients_have_left_are_not_scored() -> None:
     assert [row for call in scorer.calls for row in call] == [0, 2]
 
 
-def test_a_client_that_closes_its_connection_has_left(address: tuple[str, int]) -> None:
+def test_a_client_that_closes_its_connection_has_left() -> None:
     """By uvicorn's own knowledge, which costs no question to the event loop."""
     connection = SimpleNamespace(disconnected=False, more_body=True)
     receive: Any = type(connection).__init__.__get__(connection)
@@ -208,13 +225,14 @@ def test_quick_passes_are_made_in_the_event_loop_and_others_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is up to twice as large as what was quick; a slow one sends its size to the thread."""
-    monkeypatch.setattr(batching, "QUICK_S", 0.4)
+    clock: Any = SimpleNamespace(now_s=0.0, perf_counter=lambda: clock.now_s)
+    monkeypatch.setattr(batching, "time", clock)
     in_loop: list[bool] = []
 
     class Measured(Doubler):
         def score(self, requests: Sequence[Any]) -> Any:
             in_loop.append(threading.current_thread() is threading.main_thread())
-            time.sleep(0.5 if -1 in requests[0] else 0)
+            clock.now_s += -1 in requests[0]
             return super().score(requests)
 
     asked = [7, 7, 123456789.0123456789, 7, -1, -1, 7, 7]
@@ -229,7 +247,7 @@ def test_quick_passes_are_made_in_the_event_loop_and_others_are_not(
 
 def test_the_event_loop_takes_so_many_requests_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as are quick together; the others wait for the next turn, not for a thread."""
-    monkeypatch.setattr(batching, "QUICK_S", WAIT_S)
+    monkeypatch.setattr(batching, "QUICK_S", PATIENCE_S)
     scorer = Doubler()
 
     async def ask() -> list[Any]:
@@ -248,7 +266,7 @@ def test_a_model_that_raises_what_no_future_takes_answers_the_next_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In its thread, the first time, and in the event loop."""
-    monkeypatch.setattr(batching, "QUICK_S", WAIT_S)
+    monkeypatch.setattr(batching, "QUICK_S", PATIENCE_S)
 
     class Ending(Doubler):
         def score(self, requests: Sequence[Any]) -> Any:
@@ -257,9 +275,9 @@ def test_a_model_that_raises_what_no_future_takes_answers_the_next_request(
             return super().score(requests)
 
     async def ask() -> list[Any]:
-        queue = queue_of(Ending(), Limits(seconds=WAIT_S))
+        queue = queue_of(Ending(), Limits(seconds=PATIENCE_S))
         asked = [queue.answer(numbers(number)) for number in (-1, 7, -1, 7)]
-        return [await asyncio.wait_for(_outcome(one), WAIT_S) for one in asked]
+        return [await asyncio.wait_for(_outcome(one), PATIENCE_S) for one in asked]
 
     found = asyncio.run(ask())
     assert [str(error) for error in found[::2]] == ["the model raised StopIteration"] * 2
@@ -279,7 +297,7 @@ def test_more_requests_than_may_wait_are_sent_away() -> None:
     async def ask() -> list[Any]:
         queue = queue_of(scorer, Limits(waiting=2))
         first = asyncio.create_task(queue.answer(numbers(0)))
-        await asyncio.to_thread(scorer.working.wait, WAIT_S)
+        await asyncio.to_thread(scorer.working.wait, PATIENCE_S)
         others = [asyncio.create_task(queue.answer(numbers(n))) for n in range(1, 5)]
         await asyncio.sleep(0)
         scorer.go_on.set()
@@ -372,7 +390,7 @@ def test_grpc_takes_no_calls_while_http_finishes(monkeypatch: pytest.MonkeyPatch
                 stopped.set()
 
         async def finish(server: Any, sockets: Any) -> None:
-            await asyncio.wait_for(stopped.wait(), WAIT_S)
+            await asyncio.wait_for(stopped.wait(), PATIENCE_S)
 
         monkeypatch.setattr(uvicorn.Server, "shutdown", finish)
         await process.PatientServer(

@@ -5,17 +5,17 @@ import re
 import shutil
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.unit.served import process, served, train
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 from trainmark.cli import main
 from trainmark.inference.server.batching import Loaded
 from trainmark.inference.server.limits import Limits
@@ -24,7 +24,7 @@ from trainmark.inference.server.models import Model, Models, Source
 from trainmark.scoring import TensorSpec
 
 tritonclient = pytest.importorskip("tritonclient.http")
-NAME, WAIT_S = "dlrm-demo", 60
+NAME = "dlrm-demo"
 ROWS: dict[str, Any] = {
     "numerical": np.linspace(-1, 1, 40 * 13, dtype=np.float32).reshape(40, 13),
     "categorical": np.zeros((40, 26), np.int64),
@@ -103,10 +103,10 @@ def test_a_newer_checkpoint_without_a_lost_or_mixed_answer(versions: Path, tmp_p
         wait_until(lambda: answers[new] > 20 or errors)
         done.set()
         for thread in threads:
-            thread.join(WAIT_S)
+            thread.join(PATIENCE_S)
         assert errors == []
         running.terminate()
-        assert running.wait(WAIT_S) == 0
+        assert running.wait(PATIENCE_S) == 0
         assert running.stdout is not None
         assert f"{NAME}: version {new} answers now" in running.stdout.read()
 
@@ -252,18 +252,22 @@ def test_a_pass_is_by_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_request_under_way_is_answered_before_the_end(clicks: Path) -> None:
     with process(str(clicks / "run")) as (running, url, _):
         host, _, port = url.removeprefix("http://").partition(":")
-        with socket.create_connection((host, int(port)), timeout=WAIT_S) as client:
+        with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as client:
             client.sendall(b"GET /example HTTP/1.1\r\nHost: x\r\n\r\n")
             body = _body(client)
-            head = f"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-            client.sendall(head.encode() + body[:9])
-            time.sleep(0.2)  # so that the request has begun
+            asked = f"Host: x\r\nExpect: 100-continue\r\nContent-Length: {len(body)}"
+            client.sendall(f"POST /score HTTP/1.1\r\n{asked}\r\n\r\n".encode())
+            assert client.recv(4096).startswith(b"HTTP/1.1 100")  # the request is under way
             running.terminate()
-            time.sleep(0.2)
-            client.sendall(body[9:])
+            wait_until(lambda: not _listens(psutil.Process(running.pid)))
+            client.sendall(body)
             (score,) = json.loads(_body(client))["scores"]
         assert 0 < score < 1
-        assert running.wait(WAIT_S) == 0
+        assert running.wait(PATIENCE_S) == 0
+
+
+def _listens(server: psutil.Process) -> bool:
+    return any(one.status == psutil.CONN_LISTEN for one in server.net_connections("tcp"))
 
 
 def _body(client: socket.socket) -> bytes:

@@ -15,6 +15,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.token_files import write_tokens
+from tests.waiting import PATIENCE_S
 from trainmark.cli import main
 from trainmark.corpus import dataset, indexed, samples, tokenizer, tokens
 from trainmark.errors import InputError
@@ -433,7 +434,7 @@ def test_workers_end_with_a_preparation_that_is_killed(tmp_path: Path) -> None:
     bytes_tokenizer(tmp_path / "tok")
     flags = ["--input", "a.txt", "--tokenizer", "tok", "--output", "out"]
     line = [sys.executable, "-c", KILLED, str(tmp_path), *flags]
-    ended = subprocess.run(line, cwd=tmp_path, stderr=subprocess.PIPE, timeout=120)
+    ended = subprocess.run(line, cwd=tmp_path, stderr=subprocess.PIPE, timeout=PATIENCE_S)
     assert ended.returncode == -signal.SIGKILL
 
 
