@@ -264,6 +264,8 @@ def test_columns_that_parquet_files_have_twice_or_otherwise(tmp_path: Path) -> N
     twice, absent, other = str(refused.value).splitlines()[1:]
     assert "day_1.parquet has more than one column n. Rename all but one" in twice
     assert re.search(r"day_1.parquet has no column 'c', which .*day_0.parquet has", absent)
-    assert re.search(r"day_2.parquet has 'c' as double, .*day_0.parquet as int64", other)
+    assert re.search(
+        r"day_2.parquet has 'c' as double, files from .*day_0.parquet on as int64", other
+    )
     with pytest.raises(InputError, match="has more than one column n"):
         prepare_log(tmp_path / "day_1.parquet", tmp_path / "data", columns="label=y numerical=n")

@@ -466,6 +466,42 @@ def test_files_of_types_that_are_read_alike(more: dict[str, str], tmp_path: Path
                 np.testing.assert_array_equal(first, second)
 
 
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+def test_integers_that_no_single_file_has_a_type_for(first: int, tmp_path: Path) -> None:
+    """Each file is written with the smallest type that holds its values, or with none."""
+    values: list[list[Any]] = [[1, 2, 255], [-7, 1, 2**40], [3, 3, 1], [None] * 3]
+    kinds = [pa.uint8(), pa.int64(), pa.uint32(), pa.null()]
+    order = [(first + step) % 4 for step in range(4)]
+    for place, number in enumerate(order):
+        table = {
+            "y": [0, 1, 1] * 20,
+            "user": pa.array(values[number] * 20, kinds[number]),
+            "tags": pa.array([[v] for v in values[number]] * 20, pa.list_(kinds[number])),
+            "word": pa.array([None if v is None else str(v) for v in values[number]] * 20,
+                             pa.null() if number == 3 else pa.string()),
+            "n": pa.array(values[number] * 20, kinds[number]),
+        }  # fmt: skip
+        pa.parquet.write_table(pa.table(table), tmp_path / f"log_{place}.parquet")
+    output = prepare(
+        tmp_path, "log_*.parquet", columns="label=y numerical=n:plain categorical=user,tags,word"
+    )
+    columns = json.loads((output / "vocabulary/vocabulary.json").read_text())["inputs"]["columns"]
+    assert [use["reading"] for use in columns] == ["plain", "int64", "int64[1]", "string"]
+    known = pa.parquet.read_table(output / "vocabulary/cat_0.parquet")["value"].to_pylist()
+    assert [value for value in known if value is not None] == [-7, 1, 2, 3, 255, 2**40]
+
+
+def test_integers_of_files_that_no_type_holds(tmp_path: Path) -> None:
+    for number, kind in enumerate((pa.uint64(), pa.int8())):
+        table = pa.table({"y": [0, 1] * 30, "user": pa.array([5, 7] * 30, kind)})
+        pa.parquet.write_table(table, tmp_path / f"log_{number}.parquet")
+    with pytest.raises(
+        InputError, match=r"as int8, files from .*log_0.parquet on as uint64.*say user:int64 or"
+    ):
+        prepare(tmp_path, "log_*.parquet", columns="label=y categorical=user")
+    prepare(tmp_path, "log_*.parquet", columns="label=y categorical=user:int64")
+
+
 def test_an_earlier_output_of_the_same_name_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

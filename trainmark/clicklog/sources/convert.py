@@ -204,24 +204,46 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def read_alike(kind: pa.DataType, other: pa.DataType, uses: Sequence[ColumnUse]) -> bool:
-    """Whether a value is read the same from a column of either type, as of files that different
-    versions of a program wrote."""
-    if kind == other:
-        return True
+def common_type(
+    kind: pa.DataType, other: pa.DataType, uses: Sequence[ColumnUse]
+) -> pa.DataType | None:
+    """The type of a column that two files have in different types, as different versions of a
+    program write them; None, where a value would not be read the same from both.
+
+    Args:
+        uses: what becomes of the column; none: it is carried along as it is.
+    """
+    if kind == other or not uses:
+        return kind if kind == other else None
+    if pa.types.is_null(kind) or pa.types.is_null(other):  # every row of one of them has none
+        return other if pa.types.is_null(kind) else kind
+    if lists.is_list(kind) and lists.is_list(other):
+        values = common_type(kind.value_type, other.value_type, uses)
+        return None if values is None else pa.list_(values)
     pair = (_value_type(kind), _value_type(other))
 
     def both(*checks: Callable[[pa.DataType], bool]) -> bool:
         return all(any(check(one) for check in checks) for one in pair)
 
-    def is_read_alike(use: ColumnUse) -> bool:
-        if use.role in ("numerical", "order") and both(pa.types.is_integer, pa.types.is_floating):
-            return True
-        if use.role in ("timestamp", "order") and both(pa.types.is_timestamp):
-            return True  # times are instants: without a zone, in UTC
-        return both(pa.types.is_integer) or both(pa.types.is_string, pa.types.is_large_string)
+    if both(pa.types.is_integer):
+        return _common_integer(*pair, uses)
+    roles = {use.role for use in uses}
+    if roles <= {"numerical", "order"} and both(pa.types.is_integer, pa.types.is_floating):
+        return pa.float64()
+    if roles <= {"timestamp", "order"} and both(pa.types.is_timestamp):
+        return pair[0]  # times are instants: without a zone, in UTC
+    return pair[0] if both(pa.types.is_string, pa.types.is_large_string) else None
 
-    return bool(uses) and all(map(is_read_alike, uses))
+
+def _common_integer(
+    kind: pa.DataType, other: pa.DataType, uses: Sequence[ColumnUse]
+) -> pa.DataType | None:
+    if all(map(pa.types.is_unsigned_integer, (kind, other))):
+        return max(kind, other, key=lambda one: one.bit_width)
+    ids = [use for use in uses if use.role in ("categorical", "group")]
+    is_said = all(use.reading not in (None, lists.WORD) for use in ids)
+    # No integers hold both the largest of uint64 and negative ones.
+    return pa.int64() if is_said or pa.uint64() not in (kind, other) else None
 
 
 def is_text(use: ColumnUse) -> bool:

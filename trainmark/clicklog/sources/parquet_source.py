@@ -15,11 +15,11 @@ from trainmark.clicklog.sources.column_match import AskedColumns
 from trainmark.clicklog.sources.column_spec import ColumnUse
 from trainmark.clicklog.sources.convert import (
     Converted,
+    common_type,
     convert,
     has_text,
     is_text,
     parsed_rows,
-    read_alike,
     resolve,
 )
 from trainmark.clicklog.sources.parquet_files import batches, columns_of, open_parquet
@@ -80,21 +80,22 @@ class ParquetSource:
         self.names: list[str] = schemas[0].names
         uses = asked.uses(self.names, str(self.files[0]))
         self._read_names = asked.read(uses)
-        raise_all(self._differences(schemas, uses))
-        types = [schemas[0].field(use.column).type for use in uses]
+        kinds = dict(zip(schemas[0].names, schemas[0].types, strict=True))
+        raise_all(self._differences(schemas, uses, kinds))
+        types = [kinds[use.column] for use in uses]
         resolved = resolve(uses, types, asked.numerical)
         self.uses = [
             self._with_longest(now) if now.reading != use.reading and lists.is_list(kind) else now
             for use, now, kind in zip(uses, resolved, types, strict=True)
         ]
         if asked.old is not None:
-            raise_all(self._other_texts(schemas[0], asked.old.dataset))
+            raise_all(self._other_texts(kinds, asked.old.dataset))
         self.schema = column_spec.schema(self.uses)
         self._texts = [
             use.column
             for use in self.uses
             if is_text(use) and use.column not in asked.keep
-            if schemas[0].field(use.column).type in (pa.string(), pa.large_string())
+            if kinds[use.column] in (pa.string(), pa.large_string())
         ]
 
     def _with_longest(self, use: ColumnUse) -> ColumnUse:
@@ -115,10 +116,10 @@ class ParquetSource:
         return replace(use, reading=str(replace(reading, most=len(found) - 1)))
 
     def _differences(
-        self, schemas: Sequence[pa.Schema], uses: Sequence[ColumnUse]
+        self, schemas: Sequence[pa.Schema], uses: Sequence[ColumnUse], kinds: dict[str, pa.DataType]
     ) -> Iterator[str]:
-        """Columns to be read that a file has twice, or otherwise than the first one has them."""
-        first = schemas[0]
+        """Columns to be read that a file has twice, not at all, or in a type that does not agree
+        with the others'. In `kinds`, what the types of the first file become."""
         uses_of = {name: [u for u in uses if u.column == name] for name in self._read_names}
         for name in self._asked.keep:
             uses_of[name] = []  # it is carried along as it is
@@ -129,19 +130,25 @@ class ParquetSource:
                     yield f"{path} has more than one column {name}. Rename all but one."
                 elif count == 0:
                     yield f"{path} has no column {name!r}, which {self.files[0]} has."
-                elif first.names.count(name) == 1 and not read_alike(
-                    schema.field(name).type, kind := first.field(name).type, uses_of[name]
-                ):
+                elif kind := common_type(kinds[name], schema.field(name).type, uses_of[name]):
+                    kinds[name] = kind
+                else:
+                    found, before = schema.field(name).type, kinds[name]
+                    hint = (
+                        f", or say {name}:int64 or {name}:uint64 in --columns"
+                        if pa.types.is_integer(found) and pa.types.is_integer(before)
+                        else " (pandas makes floats of whole numbers where one is missing; Int64 "
+                        "keeps them)"
+                    )
                     yield (
-                        f"{path} has {name!r} as {schema.field(name).type}, {self.files[0]} as "
-                        f"{kind}. Write the column as one type in all files (pandas makes floats "
-                        "of whole numbers where one is missing; Int64 keeps them)."
+                        f"{path} has {name!r} as {found}, files from {self.files[0]} on as "
+                        f"{before}. Write the column as one type in all files{hint}."
                     )
 
-    def _other_texts(self, schema: Any, dataset: str) -> Iterator[str]:
+    def _other_texts(self, kinds: Mapping[str, pa.DataType], dataset: str) -> Iterator[str]:
         """Columns of text by now of a type whose values have no text of their own: 7.0 is not 7."""
         for use in self.uses:
-            kind = schema.field(use.column).type
+            kind = kinds[use.column]
             if use.role == "categorical" and use.reading == "string" and not has_text(kind):
                 yield (
                     f"{self.files[0]} has {use.column!r} as {kind}; {dataset} has it as string. "
