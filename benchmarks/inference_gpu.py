@@ -13,16 +13,21 @@ Models have random weights, which take as long as trained ones. Ids follow a pow
 in pinned memory, in the types of the dataset, unless `request` says otherwise. PyTorch computes
 with the exported model (`standalone.py`), eagerly and compiled, with the same weights under
 autocast; its requests are two pinned tensors, numbers and ids of 32 bits.
+
+`host_p99_to_median` of a row is what the host alone made of that latency at that time: a loop that
+only counts, cut into as many steps as take the median. A p99 cannot be expected below it.
 """
 
 import dataclasses
 import gc
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,6 +46,7 @@ from trainmark.config import SYNTHETIC
 from trainmark.embeddings.tables.batch import IdGroup
 from trainmark.hardware.environment import environment
 from trainmark.inference import latency
+from trainmark.metrics import latency_ms
 from trainmark.training.precision import autocast, set_matmul_precision
 from trainmark.workloads.dlrm import standalone
 from trainmark.workloads.dlrm.data import ClickBatch
@@ -54,6 +60,7 @@ PEERS_OWN = "pinned, float16 and int32"
 SIZES = (1, 64, 2048, 4096, 32768, 65536)
 FEW_SIZES = (1, 2048, 32768, 65536)
 MOST_CLIENTS = 4
+COUNTING_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +171,7 @@ def _row(
     request: str = PINNED,
 ) -> dict[str, Any]:
     size = given[0].samples
-    steps = min(options.requests, max(40, 2**24 // size)) * (2 if len(predictors) > 1 else 1)
+    steps = min(options.requests, max(40, 2**26 // size)) * (2 if len(predictors) > 1 else 1)
     found = latency.measure_size(predictors, size, list(given), steps, print)
     row = {
         "system": system,
@@ -179,9 +186,20 @@ def _row(
         "median_ms": round(found.median_ms, 4),
         "p99_ms": round(found.p99_ms, 4),
         "samples_per_s": round(found.samples_per_s, 1),
+        "host_p99_to_median": round(_host_alone(found.median_ms / 1e3), 3),
     }
     print(*row.values(), sep="  ", flush=True)
     return row
+
+
+def _host_alone(request_s: float) -> float:
+    """p99 to median of the time that equal numbers of counts take, which is about `request_s`."""
+    began, counted = time.perf_counter(), [time.perf_counter()]
+    while counted[-1] < began + COUNTING_S:
+        counted.append(time.perf_counter())
+    of_a_request = max(1, round(request_s / np.median(np.diff(counted))))
+    found = latency_ms(np.diff(counted[::of_a_request]).tolist())
+    return found["p99_ms"] / found["median_ms"]
 
 
 # --- requests
@@ -319,7 +337,7 @@ def measure(name: str, case: Case, options: Options) -> Iterator[dict[str, Any]]
 def main(arguments: list[str] | None = None) -> None:
     parser = common.parser(__doc__)
     parser.add_argument("--only", nargs="*", choices=CASES, default=list(CASES))
-    parser.add_argument("--requests", type=int, default=1000, help="of a row, at most")
+    parser.add_argument("--requests", type=int, default=10_000, help="of a row, at most")
     parser.add_argument("--profile", type=Path, help="append there what the kernels take")
     chosen = parser.parse_args(arguments)
     device = torch.device("cpu" if chosen.tiny else "cuda")
