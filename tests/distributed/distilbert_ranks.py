@@ -8,8 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests import rank_processes, small_distilbert
 from tests.distributed import joining
-from tests.small_distilbert import NO_DROPOUT, config, trainer
+from tests.small_distilbert import NO_DROPOUT, trainer
 from trainmark.distributed import mesh as meshes
 from trainmark.training.transfer import wait_for
 from trainmark.workloads.distilbert.data import build_data
@@ -17,12 +18,11 @@ from trainmark.workloads.distilbert.runs import DistilbertRun
 from trainmark.workloads.distilbert.step import evaluate
 
 MODES = ("padded", "packed")
-LONG_STEPS = 300
 
 
 def run(mode: str, mesh: meshes.Mesh) -> dict[str, Any]:
     """Two epochs; 101 sentences in batches of 16 leave 5 for the last, 3 and 2 for two ranks."""
-    cfg = _config(mesh, mode=mode, synthetic_sentences=101)
+    cfg = config(mesh, mode=mode, synthetic_sentences=101)
     ours, data = trainer(cfg, mesh), build_data(cfg, "train", mesh.dp_rank, mesh.dp_size)
     losses, samples = [], 0
     for batch in data:
@@ -39,7 +39,7 @@ def run(mode: str, mesh: meshes.Mesh) -> dict[str, Any]:
 
 
 def check(ranks: list[dict[str, Any]], mode: str, device: torch.device) -> None:
-    """Two ranks have trained and evaluated like one device."""
+    """Ranks have trained and evaluated like one device."""
     alone = run(mode, meshes.single(device))
     assert sum(rank[mode]["samples"] for rank in ranks) == alone["samples"] == 202
     for rank in ranks:
@@ -52,28 +52,26 @@ def check(ranks: list[dict[str, Any]], mode: str, device: torch.device) -> None:
         assert found["metrics"]["accuracy"] == right
 
 
-def long_run(mesh: meshes.Mesh) -> list[float]:
-    """Losses of 300 steps that do not amplify rounding: of a low learning rate."""
-    cfg = _config(mesh, mode="packed", synthetic_sentences=LONG_STEPS * 16, epochs=1)
-    ours, losses = trainer(cfg, mesh), []
-    for batch in build_data(cfg, "train", mesh.dp_rank, mesh.dp_size):
-        prepared = ours.prepare(batch)
-        wait_for(prepared.ready)
-        losses.append(ours.step(prepared, 2e-5)[0].clone())
-    return torch.stack(losses).tolist()
-
-
-def _config(mesh: meshes.Mesh, **changes: Any) -> DistilbertRun:
-    return config(
-        mesh.world_size, mesh.device, model=NO_DROPOUT, eval_batch=100, micro_batch=8, **changes
+def config(mesh: meshes.Mesh, **changes: Any) -> DistilbertRun:
+    return small_distilbert.config(
+        mesh.world_size,
+        mesh.device,
+        model=NO_DROPOUT,
+        eval_batch=100,
+        micro_batch=min(8, 16 // mesh.world_size),
+        **changes,
     )
 
 
-def main(rank: int, folder: Path, kind: str = "cpu", long: bool = False) -> None:
-    """One of two ranks; what it found goes to FOLDER/rank-RANK.json."""
-    mesh = meshes.build(joining.join(rank, 2, folder / "store", kind), {"dp": 2})
-    found: dict[str, Any] = {mode: run(mode, mesh) for mode in MODES}
-    if long:
-        found["long"] = long_run(mesh)
+def main(rank: int, world: int, folder: Path, kind: str = "cpu") -> None:
+    """One rank; what it found goes to FOLDER/rank-RANK.json."""
+    mesh = meshes.build(joining.join(rank, world, folder / "store", kind), {"dp": world})
+    found = {mode: run(mode, mesh) for mode in MODES}
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
+
+
+def start(folder: Path, world: int, kind: str = "cpu") -> list[dict[str, Any]]:
+    """Start ranks, and wait for what they find."""
+    rank_processes.run(main, world, folder, kind, world=world)
+    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(world)]

@@ -46,13 +46,10 @@ from trainmark.embeddings.placement.placement import to_json
 from trainmark.errors import InputError
 from trainmark.hardware import devices
 from trainmark.run import memory
-from trainmark.workloads.dlrm.runs import DlrmRun, Sharding
+from trainmark.workloads.dlrm.runs import Sharding
 from trainmark.workloads.dlrm.sharding import plan_devices
 from trainmark.workloads.dlrm.step import DlrmTrainer
 
-LONG_STEPS = 300
-LONG_OPTIMIZERS = {1: ("sgd",), 2: ("sgd", "adam"), 4: ("rowwise_adagrad",)}
-"""By ranks; a step of four ranks on one GPU takes long."""
 SAVED_AT = 4
 RESHARDED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "table_wise": ("rowwise_adagrad", "table_wise", {}),
@@ -162,26 +159,6 @@ def _continued(mesh: Mesh, folder: Path) -> list[list[float]]:
     checkpoints.load(path, tensors(again), exact=True)
     again.state_loaded()
     return [steps(built, batches(built, SAVED_AT)) for built in (whole, again)]
-
-
-def long_run(world: int, optimizer: str, device: torch.device, **changes: Any) -> DlrmRun:
-    """300 steps that do not amplify rounding: of a low learning rate."""
-    rows = LONG_STEPS * GLOBAL_BATCH
-    return config(
-        world, optimizer, device=device, synthetic_rows=rows, epochs=1, lr=0.01, **changes
-    )
-
-
-def _long(mesh: Mesh, folder: Path) -> dict[str, list[float]]:
-    """Losses of long runs with tables in all ways."""
-    path = folder / f"long-{mesh.world_size}-{os.getpid()}.json"
-    path.write_text(to_json(placement("mixture_host", mesh.world_size)))
-    sharding = Sharding(placement=str(path), force_exchange=True)
-    found = {}
-    for optimizer in LONG_OPTIMIZERS[mesh.world_size]:
-        built = trainer(long_run(mesh.world_size, optimizer, mesh.device, sharding=sharding), mesh)
-        found[optimizer] = steps(built, batches(built))
-    return found
 
 
 def _save(mesh: Mesh, group: Group, folder: Path) -> None:
@@ -313,7 +290,7 @@ def main(rank: int, group: Group, groups: tuple[Group, ...], folder: Path) -> No
     assert mesh.from_main(f"of rank {rank}") == "of rank 0"
     found: dict[str, Any] = {}
     if group.kind == "cuda":
-        found |= {"formats": _formats(mesh, folder), "long": _long(mesh, folder)}
+        found["formats"] = _formats(mesh, folder)
     else:
         _memory(mesh, folder)
     _unstarted_sum(mesh)

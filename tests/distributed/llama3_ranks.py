@@ -26,8 +26,6 @@ SAVED_AT = 10
 CHECKED = 4
 CONTINUED = 2
 """Steps after a load: the first needs the weights, the second also the optimiser's state."""
-LONG_STEPS = 300
-LONG_SPLITS = ("TP2", "DP2-zero1", "PP2", "DP2-fsdp")
 CPU = torch.device("cpu")
 
 BF16_STATES: dict[str, Any] = {"precision": "bf16", "optimizer_states": "bf16"}
@@ -114,14 +112,6 @@ def config(world: int = 1, device: torch.device = CPU, **changes: Any) -> LlamaR
     return resolve(dataclasses.replace(run, **changes), joining.cluster(device, world))
 
 
-def long_run(world: int = 1, device: torch.device = CPU, **changes: Any) -> LlamaRun:
-    """300 steps that do not amplify rounding: of a low learning rate. Two layers, and few
-    micro-batches: a collective of ranks on one GPU takes long."""
-    model = dataclasses.replace(config().model, layers=2)
-    changes = changes | {"micro_batch": 4, "model": model}
-    return config(world, device, **changes, max_steps=LONG_STEPS, lr=1e-4)
-
-
 def train(
     cfg: LlamaRun,
     mesh: Mesh,
@@ -166,7 +156,7 @@ def train(
     return losses
 
 
-def main(rank: int, group: str, folder: Path, kind: str = "cpu", long: bool = False) -> None:
+def main(rank: int, group: str, folder: Path, kind: str = "cpu") -> None:
     """Every split of a group in one process group, started once."""
     world, splits = SPLITS[group]
     device = joining.join(rank, world, folder / f"store-{group}", kind)
@@ -177,9 +167,6 @@ def main(rank: int, group: str, folder: Path, kind: str = "cpu", long: bool = Fa
             cfg = config(world, device, **changes)
             built[name] = cfg, meshes.build(device, runs.mesh_axes(cfg, world))
             results[name] = {"whole": train(*built[name], save_to=folder / name)}
-            if long and name in LONG_SPLITS:
-                cfg = long_run(world, device, **changes)
-                results[name]["long"] = train(cfg, built[name][1], stop=LONG_STEPS)
         starts = {path.parent.name: path for path in sorted(folder.glob("*/step-*"))}
         if kind == "cuda":  # of this group, the first: all of them take long
             starts = {n: path for n, path in starts.items() if n not in list(splits)[1:]}
