@@ -20,9 +20,9 @@ def start(target: Callable[..., None], *arguments: Any, world: int) -> Any:
     )
 
 
-def finish(*started: Any) -> None:
+def finish(*started: Any, patience_s: float = PATIENCE_S) -> None:
     """Wait for ranks that were started; if one fails, end all, and raise its error."""
-    waiting, deadline = list(started), time.monotonic() + PATIENCE_S
+    waiting, deadline = list(started), time.monotonic() + patience_s
     try:
         while waiting:
             assert time.monotonic() < deadline, "the ranks hang"

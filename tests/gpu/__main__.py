@@ -5,14 +5,23 @@ python -m tests.gpu [--quick] [--processes 12] [--report FOLDER] [arguments of p
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
+
+from tests import rank_processes
+from tests.distributed import joining
 
 QUICK, ALL = "gpu and not gpu_full", "gpu"
 LOOK_S = 0.2
+PATIENCE_S = 60
 
 
 def _arguments() -> tuple[argparse.Namespace, list[str]]:
@@ -36,13 +45,69 @@ def _start(shard: str, marker: str, words: list[str], log: Path) -> "subprocess.
         return subprocess.Popen([sys.executable, *line], stdout=file, stderr=subprocess.STDOUT)
 
 
+def _ranks_can_add_up(folder: Path) -> bool:
+    """Within a minute; how long it takes is printed."""
+    with tempfile.TemporaryDirectory(dir=folder) as store:
+        ranks = rank_processes.start(joining.add_up, 2, Path(store) / "store", "cuda", world=2)
+        try:
+            rank_processes.finish(ranks, patience_s=PATIENCE_S)
+        except (AssertionError, ProcessExitedException, ProcessRaisedException) as error:
+            print(error, flush=True)
+            return False
+    return True
+
+
+@contextmanager
+def _multi_process_service(folder: Path) -> Iterator[None]:
+    """Have it where it is installed, and works."""
+    control, listens = shutil.which("nvidia-cuda-mps-control"), str(joining.MPS)
+    if control is None:
+        print("ranks take turns on the GPU: this machine has no nvidia-cuda-mps-control")
+        yield
+        return
+    joining.MPS.mkdir(exist_ok=True)
+    places = {"CUDA_MPS_PIPE_DIRECTORY": listens, "CUDA_MPS_LOG_DIRECTORY": listens}
+
+    def tell(*words: str, order: str = "") -> None:
+        with (folder / "mps.log").open("ab") as log:  # the service would hold our own output open
+            subprocess.run(
+                [control, *words],
+                env=os.environ | places,
+                input=order.encode(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def end() -> None:
+        tell(order="quit -t 5")
+        shutil.rmtree(joining.MPS, ignore_errors=True)
+
+    tell("-d")
+    try:
+        if not _ranks_can_add_up(folder):
+            print("ranks take turns on the GPU: its Multi-Process Service does not work here")
+            end()
+        yield
+    finally:
+        end()
+
+
 def main() -> int:
     chosen, words = _arguments()
-    began, count = time.monotonic(), chosen.processes
-    if not any(Path(word.partition("::")[0]).exists() for word in words):
-        words += _files()
+    began = time.monotonic()
     folder = chosen.report or Path(tempfile.mkdtemp(prefix="gpu-tests-"))
     folder.mkdir(parents=True, exist_ok=True)
+    with _multi_process_service(folder):
+        failed = _run(chosen, words, folder)
+    print(f"{'FAILED' if failed else 'passed'} after {time.monotonic() - began:.0f} s; {folder}")
+    return int(failed)
+
+
+def _run(chosen: argparse.Namespace, words: list[str], folder: Path) -> bool:
+    """Whether any test failed."""
+    count = chosen.processes
+    if not any(Path(word.partition("::")[0]).exists() for word in words):
+        words += _files()
     logs = [folder / f"shard-{number + 1}.log" for number in range(count)]
     marker = QUICK if chosen.quick else ALL
     running = {
@@ -60,8 +125,7 @@ def main() -> int:
             print(f"{log.stem}: {''.join(last)}", flush=True)
             if code not in (0, 5):
                 print(log.read_text(errors="replace"), flush=True)
-    print(f"{'FAILED' if failed else 'passed'} after {time.monotonic() - began:.0f} s; {folder}")
-    return int(failed)
+    return failed
 
 
 if __name__ == "__main__":
