@@ -44,7 +44,12 @@ from trainmark.embeddings.placement.placement import Placement
 from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
 from trainmark.embeddings.tables.formats import Formats
 from trainmark.embeddings.tables.host import HostStore, WorkingSet
-from trainmark.embeddings.tables.row_update import Settings, plan_update, summed_rows
+from trainmark.embeddings.tables.row_update import (
+    LookedUpRows,
+    Settings,
+    plan_update,
+    summed_rows,
+)
 from trainmark.embeddings.tables.store import TableStore
 from trainmark.embeddings.tables.update import RowwiseAdagrad, UpdateRule
 from trainmark.kernels.compiled import is_compiled_for
@@ -139,14 +144,15 @@ class ShardedEngine(RankTables, EmbeddingEngine):
         replica_ids = connected.replica_rows(ids_SB).flatten().long()
         bags = connected.replica_bags(own_samples)
         places = None if bags is None else bags.row_of_id
-        plans = torch.is_grad_enabled()
+        learns = torch.is_grad_enabled()
+        plan = plan_update(self.rule, replica_ids, places) if learns else LookedUpRows(replica_ids)
         prepared = RowExchange(
             layout=layout,
             ids=ids,
             sent_ids=sent,
             samples=own_samples,
             replica_ids=replica_ids,
-            replica_plan=plan_update(self.rule, replica_ids, places) if plans else replica_ids,
+            replica_plan=plan,
             replica_bags=bags,
             sent_bytes=sent_bytes,
         )
@@ -167,7 +173,8 @@ class ShardedEngine(RankTables, EmbeddingEngine):
                     RequestedRows(rows=working.places, plan=working.plan, holder=working)
                 )
             else:
-                plan = store.plan_update(rows, places) if torch.is_grad_enabled() else rows
+                learns = torch.is_grad_enabled()
+                plan = store.plan_update(rows, places) if learns else LookedUpRows(rows)
                 requested.append(RequestedRows(rows=rows, plan=plan, holder=store))
         return requested
 

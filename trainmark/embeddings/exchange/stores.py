@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trainmark.embeddings.exchange.routes import Routes, StoreParts
 from trainmark.embeddings.tables.formats import Formats
 from trainmark.embeddings.tables.host import HostStore
-from trainmark.embeddings.tables.row_update import PlacedRows, Plan, Settings
+from trainmark.embeddings.tables.row_update import Plan, Settings
 from trainmark.embeddings.tables.store import TableBytes, TableStore, table_shards, whole_tables
 from trainmark.embeddings.tables.update import UpdateRule
 from trainmark.kernels.sparse_update import Rule, SortedRows, update_rows
@@ -37,10 +37,9 @@ class Replicas(TableStore):
             one = torch.ones((), device=grads.device)
             plus = Settings(lr=-1.0, gate=one)
             update_rows(Rows(gradient), None, plan, grads, Rule("sgd"), plus.scalars, None)
-        elif isinstance(plan, PlacedRows):
-            ids = plan.rows_N
-            gradient.index_add_(0, ids, grads[plan.places_N].float())
         else:
+            ids = plan.rows_N
+            grads = grads if plan.places_N is None else grads[plan.places_N]
             gradient.index_add_(0, ids, grads.float())
         if touched is not None:
             touched[ids[ids >= 0] if self._has_bags else ids] = 1

@@ -22,21 +22,21 @@ from trainmark.kernels.table_formats import Rows
 
 
 @dataclass(frozen=True)
-class PlacedRows:
-    """Rows as they were looked up, several of which share a gradient."""
+class LookedUpRows:
+    """Rows in the order in which they were looked up."""
 
     rows_N: Tensor
-    places_N: Tensor
-    """Where each one's gradient is."""
+    places_N: Tensor | None = None
+    """Where each one's gradient is, if not in the same place: several may share one."""
 
 
-Plan = Tensor | SortedRows | PlacedRows
+Plan = LookedUpRows | SortedRows
 """The rows to update, duplicates included: sorted for the kernels, else as they were looked up."""
 
 
 def plan_tensors(plan: Plan) -> list[Tensor]:
     """What a plan is made of, for streams that read what another has made."""
-    return [plan] if isinstance(plan, Tensor) else [plan.rows_N, plan.places_N]
+    return [plan.rows_N] if plan.places_N is None else [plan.rows_N, plan.places_N]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +72,10 @@ def plan_update(rule: UpdateRule, ids: Tensor, places: Tensor | None = None) -> 
     """
     if has_kernel(rule, ids):
         return plan_sorted(ids, places)
-    if places is None:
-        return ids
-    if not len(ids) or ids.min() >= 0:
-        return PlacedRows(ids, places)
+    if places is None or not len(ids) or ids.min() >= 0:
+        return LookedUpRows(ids, places)
     kept = (ids >= 0).nonzero().squeeze(1)
-    return PlacedRows(ids[kept], places[kept])
+    return LookedUpRows(ids[kept], places[kept])
 
 
 def plan_sorted(ids: Tensor, places: Tensor | None) -> SortedRows:
@@ -112,10 +110,8 @@ def update(
         grads, sums = grads.contiguous(), state.get("sum")
         update_rows(table, sums, plan, grads, rule.kernel, settings.scalars, key)
     elif gate.device.type != "cpu" or gate:  # on a CPU asking costs nothing
-        grads = _as_they_count(grads, settings)
-        rows, places = _rows_and_places(plan)
-        _decay(rule, weight, rows, settings)
-        rule.update(weight, state, RowGradients(rows, grads, places), settings.lr, gate)
+        _decay(rule, weight, plan.rows_N, settings)
+        rule.update(weight, state, _gradients(plan, grads, settings), settings.lr, gate)
 
 
 def update_summed(
@@ -144,8 +140,7 @@ def summed_rows(plan: Plan, grads: Tensor, settings: Settings) -> tuple[Tensor, 
     first of equal ones, and zeros with the others.
     """
     if not isinstance(plan, SortedRows):
-        rows, places = _rows_and_places(plan)
-        return RowGradients(rows, _as_they_count(grads, settings), places).summed()
+        return _gradients(plan, grads, settings).summed()
     plan = _those_there(plan)
     rows = plan.rows_N
     place = torch.arange(len(rows), device=rows.device)
@@ -165,16 +160,11 @@ def _those_there(plan: SortedRows) -> SortedRows:
     return SortedRows(plan.rows_N[there], plan.places_N[there])
 
 
-def _rows_and_places(plan: Tensor | PlacedRows) -> tuple[Tensor, Tensor | None]:
-    """Rows, and where the gradient of each is, if not in the same place."""
-    return (plan, None) if isinstance(plan, Tensor) else (plan.rows_N, plan.places_N)
-
-
-def _as_they_count(grads: Tensor, settings: Settings) -> Tensor:
-    """Gradients in fp32 and of the loss itself; zeros where the gate is closed, on a GPU."""
+def _gradients(plan: LookedUpRows, grads: Tensor, settings: Settings) -> RowGradients:
+    """In fp32 and of the loss itself; zeros where the gate is closed, on a GPU."""
     grads = grads.float()
     if settings.unscale is not None:
         grads = grads.mul_(settings.unscale)
-    if settings.gate.device.type == "cpu":
-        return grads
-    return torch.where(settings.gate > 0, grads, torch.zeros_like(grads))
+    if settings.gate.device.type != "cpu":
+        grads = torch.where(settings.gate > 0, grads, torch.zeros_like(grads))
+    return RowGradients(plan.rows_N, grads, plan.places_N)
