@@ -7,10 +7,11 @@ import torch
 
 from trainmark.hardware import hardware_file, known
 from trainmark.verbs import calibrate
+from trainmark.verbs.bench import Scale
 
 pytestmark = pytest.mark.gpu
 
-SMALL = calibrate.Scale(
+SMALL = Scale(
     rows=256, widest=256, table_bytes=2**20, lookups=1024, copy_bytes=2**22, file_bytes=2**20,
     budget_s=0.0,
 )  # fmt: skip

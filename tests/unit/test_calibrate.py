@@ -16,10 +16,11 @@ from trainmark.cli import main
 from trainmark.hardware import hardware_file
 from trainmark.hardware.devices import cpu_name
 from trainmark.hardware.known import Known, Measured
-from trainmark.verbs import calibrate, calibrate_steps
+from trainmark.verbs import bench, calibrate, calibrate_steps
+from trainmark.verbs.bench import Bench, Scale
 
 OF_ROWS = ["gather", "update", "adagrad", "rowwise_adagrad"]
-SMALL = calibrate.Scale(
+SMALL = Scale(
     rows=32, widest=256, table_bytes=2**16, lookups=256, copy_bytes=2**16, file_bytes=2**20,
     budget_s=0.0, samples=32,
 )  # fmt: skip
@@ -59,27 +60,29 @@ def test_a_calibrated_cpu_can_be_planned_for(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hardware.toml"]
 
 
-def _one_second(action: Callable[[], object], here: torch.device, budget_s: float) -> float:
+CPU = torch.device("cpu")
+
+
+def _one_second(_: Bench, action: Callable[[], object]) -> float:
     action()
     return 1.0
 
 
 def test_the_bytes_of_a_rate_are_those_that_were_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     """With every action taking a second, a rate is what it moved, or computed."""
-    monkeypatch.setattr(calibrate, "seconds_of", _one_second)
-    here = torch.device("cpu")
-    assert calibrate._copy(here, SMALL) == 2 * 2**16
-    assert calibrate._gemm(here, SMALL, "fp32", 64) == 2 * 32 * 64 * 64
+    monkeypatch.setattr(Bench, "seconds_of", _one_second)
+    timed = Bench(CPU, SMALL)
+    assert timed._copy() == 2 * 2**16
+    assert timed._gemm("fp32", 64) == 2 * 32 * 64 * 64
     # With the lookup as long as all, half of it is taken to be products.
-    assert calibrate._interaction(here, SMALL, 8) == 2 * 32 * 6 * 8 * (27 * 26 // 2)
-    small = dataclasses.replace(SMALL, table_bytes=64 * 16)
+    assert timed._interaction(8) == 2 * 32 * 6 * 8 * (27 * 26 // 2)
     distinct = len(torch.randint(16, (256,), generator=torch.Generator().manual_seed(0)).unique())
-    assert calibrate._gather(here, small, 64 * 16, 16) == 256 * (64 + 64)
+    assert timed._gather(64 * 16, 16) == 256 * (64 + 64)
     for optimizer, state in (("sgd", 0), ("rowwise_adagrad", 4), ("adagrad", 64)):
         changed = 256 * (64 + 64) + 2 * distinct * (64 + state)
-        assert calibrate._update(here, small, 64 * 16, 16, optimizer) == changed
-    several = dataclasses.replace(small, tables=4)
-    store, ids, rows = calibrate._table(here, several, 64 * 16, 16, "sgd")
+        assert timed._update(64 * 16, 16, optimizer) == changed
+    several = Bench(CPU, dataclasses.replace(SMALL, tables=4))
+    store, ids, rows = several._table(64 * 16, 16, "sgd")
     assert store.weight.shape == (4 * 16, 16)
     assert ids.view(4, 64).div(16, rounding_mode="floor").tolist() == [[n] * 64 for n in range(4)]
     assert len(rows) == 256
@@ -89,13 +92,12 @@ def test_a_layer_has_a_rate_and_a_start(monkeypatch: pytest.MonkeyPatch) -> None
     def seconds_of(samples: int) -> float:
         return 3e-6 + 6 * 64 * 64 * samples / 5e10
 
-    monkeypatch.setattr(calibrate, "_mlp_s", lambda *arguments: seconds_of(arguments[-1]))
-    scale = dataclasses.replace(SMALL, samples=4096)
-    found = calibrate._layer(torch.device("cpu"), scale, "fp32", 64)
-    assert found == pytest.approx((5e10, 3e-6))
+    monkeypatch.setattr(Bench, "_mlp_s", lambda *arguments: seconds_of(arguments[-1]))
+    timed = Bench(CPU, dataclasses.replace(SMALL, samples=4096))
+    assert timed._layer("fp32", 64) == pytest.approx((5e10, 3e-6))
     # Noise of a busy machine must not make either of them negative.
-    monkeypatch.setattr(calibrate, "_mlp_s", lambda *arguments: 1 / arguments[-1])
-    assert min(calibrate._layer(torch.device("cpu"), scale, "fp32", 64)) > 0
+    monkeypatch.setattr(Bench, "_mlp_s", lambda *arguments: 1 / arguments[-1])
+    assert min(timed._layer("fp32", 64)) > 0
 
 
 def test_whole_steps_tell_what_their_parts_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,13 +120,14 @@ def test_the_first_two_times_do_not_count(monkeypatch: pytest.MonkeyPatch) -> No
     durations = [9.0, 9.0, 3.0, 1.0, 2.0, 5.0, 9.0]
     clock = iter([t for d in durations for t in (0.0, d)])
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    assert calibrate.seconds_of(lambda: None, torch.device("cpu"), -10.0) == 4.0
+    timed = Bench(CPU, dataclasses.replace(SMALL, budget_s=-10.0))
+    assert timed.seconds_of(lambda: None) == 4.0
 
 
 def _rank(rank: int, folder: Path) -> None:
     os.environ["WORLD_SIZE"] = "2"
     here = joining.join(rank, 2, folder / "store")
-    node, network, collective_s = calibrate._links(here, SMALL)
+    node, network, collective_s = calibrate._links(here, SMALL.copy_bytes)
     assert node is not None
     assert collective_s is not None
     assert node > 0
@@ -150,11 +153,12 @@ def test_a_device_is_not_waited_for_after_each_operation(monkeypatch: pytest.Mon
         nonlocal clock
         clock += 10e-6
 
-    monkeypatch.setattr(calibrate.backends, "synchronizer", lambda _: wait)
-    monkeypatch.setattr(calibrate.time, "perf_counter", lambda: clock)
-    found = calibrate.seconds_of(operate, torch.device("cuda"), 0.1)
+    monkeypatch.setattr(bench.backends, "synchronizer", lambda _: wait)
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: clock)
+    scale = dataclasses.replace(SMALL, budget_s=0.1)
+    found = Bench(torch.device("cuda"), scale).seconds_of(operate)
     assert found == pytest.approx(10e-6, rel=0.1)
-    assert calibrate.seconds_of(operate, torch.device("cpu"), 0.1) == pytest.approx(60e-6)
+    assert Bench(CPU, scale).seconds_of(operate) == pytest.approx(60e-6)
 
 
 def test_ranks_measure_their_links_and_add_up_their_rates(tmp_path: Path) -> None:

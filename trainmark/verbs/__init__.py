@@ -9,7 +9,8 @@ Verbs
     evaluate.py         how good a run's predictions are
     plan.py             memory and predicted time; plan_search.py: other layouts of a run;
                         plan_check.py: predictions beside what was measured
-    calibrate.py        measures this machine, for plan; calibrate_steps.py: whole steps on CPUs
+    calibrate.py        measures this machine, for plan; bench.py: rates of a device;
+                        calibrate_steps.py: whole steps on CPUs
     board.py            the page of many runs, written or served
     export.py           a checkpoint in the layout of other software
     verify.py           whether every byte is as it was written
