@@ -425,7 +425,7 @@ def test_a_text_among_numbers_takes_no_room_of_theirs() -> None:
         with pytest.raises(InputError, match="not FP32"):
             v2_tensors.of_lists("numbers", "FP32", [1001, 1], rows)
         with pytest.raises(InputError, match="Row 1000: numbers"):
-            PreparedValues(["numbers"], [], []).encode(rows, [[]] * 1001)
+            PreparedValues(["numbers"], [], []).of_lists(rows, [[]] * 1001)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()

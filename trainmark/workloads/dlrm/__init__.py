@@ -31,7 +31,8 @@ A trained model
     one_pass.py            predictions in one pass on a CPU, without torch; fast_prediction.py: a
                            trainer's; graphed_prediction.py: as CUDA graphs
     raw_files.py           files for `evaluate --input` and `predict`, encoded and scored
-    requests.py            rows of requests to `serve`; prepared_values.py: rows that hold ids
+    requests.py            rows of requests to `serve`; request_values.py: what their values are;
+                           prepared_values.py: of rows that hold ids
     description.py         what an exported model says of itself
     standalone.py          the exported model in plain PyTorch; onnx_graph.py: as an ONNX graph
 """

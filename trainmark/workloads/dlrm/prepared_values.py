@@ -8,16 +8,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainmark.clicklog.raw_values import Encoded, Rows, refusal
+from trainmark.workloads.dlrm.request_values import ClickRows
 
 
 class PreparedValues:
-    """Checks numbers and ids; in the place of `RawValues` where there are no vocabularies.
+    """Checks numbers and ids; for models without vocabularies. See `RequestValues`.
 
     Args:
         numerical, categorical: names of the features.
         table_rows: number of ids of each categorical feature.
         hotness: how many of them a row may have, in a list; None: one of each, and no list.
     """
+
+    kind = "prepared"
+    about = "Rows of prepared values: numbers and ids, as in the dataset."
+    datatypes = ("FP32", "INT64")
 
     def __init__(
         self,
@@ -28,7 +33,6 @@ class PreparedValues:
     ) -> None:
         self.numerical, self.categorical = tuple(numerical), tuple(categorical)
         self.tables = self.categorical
-        self.separators: Mapping[str, str] = {}
         self.expects: Mapping[str, str] = dict.fromkeys(numerical, "a finite number") | {
             name: f"a whole number from 0 to {rows - 1}"
             for name, rows in zip(categorical, table_rows, strict=True)
@@ -36,34 +40,37 @@ class PreparedValues:
         self._table_rows, self._hotness = np.array(table_rows), hotness
         self._rows_of_ids = np.repeat(self._table_rows, hotness or 1)
         self._names_of_ids = np.repeat(self.categorical, hotness or 1).tolist()
+        self.width = len(self._names_of_ids)
         if hotness is not None:
             self.expects = dict(self.expects) | {
                 name: f"a list of at most {most} whole numbers from 0 to {rows - 1}"
                 for name, rows, most in zip(categorical, table_rows, hotness, strict=True)
             }
 
-    @property
-    def width(self) -> int:
-        """Ids of a row, of all features."""
-        return len(self._names_of_ids)
-
-    def checked(self, numbers: NDArray[Any], ids: NDArray[np.int64]) -> Encoded:
+    def of_tensors(self, numbers: NDArray[Any], categorical: NDArray[Any]) -> ClickRows:
         """Arrays as the model takes them, with -1 for an id that a list does not have."""
         self._check(np.isfinite(numbers), numbers, self.numerical)
-        least = 0 if self._hotness is None else -1
+        least, ids = 0 if self._hotness is None else -1, categorical
         self._check((ids >= least) & (ids < self._rows_of_ids), ids, self._names_of_ids)
-        return numbers, ids
+        return ClickRows(numbers, ids)
 
-    def encode(self, numerical: Rows, categorical: Rows) -> Encoded:
+    def encode(self, requests: Sequence[ClickRows]) -> Encoded:
+        return _joined([rows.numerical for rows in requests]), _joined(
+            [rows.categorical for rows in requests]
+        )
+
+    def of_lists(self, numerical: Rows, categorical: Rows) -> ClickRows:
+        if not len(numerical):
+            return ClickRows(numerical, categorical)
         numbers = self._numbers(numerical, self.numerical, kinds="iuf")
         with np.errstate(over="ignore"):
             numbers = numbers.astype(np.float32)
         self._check(np.isfinite(numbers), numerical, self.numerical)
         if self._hotness is not None:
-            return numbers, self._bags(categorical, self._hotness)
+            return ClickRows(numbers, self._bags(categorical, self._hotness))
         ids = self._numbers(categorical, self.categorical, kinds="iu")
         self._check((ids >= 0) & (ids < self._table_rows), categorical, self.categorical)
-        return numbers, ids.astype(np.int64)
+        return ClickRows(numbers, ids.astype(np.int64))
 
     def _bags(self, rows: Rows, hotness: Sequence[int]) -> NDArray[np.int64]:
         """[rows, ids of all features], -1 behind those that a row has. A single id needs no
@@ -105,3 +112,7 @@ class PreparedValues:
     def example(self) -> tuple[list[Any], list[Any]]:
         ids = [0] * len(self.categorical)
         return [1.0] * len(self.numerical), ids if self._hotness is None else [[0] for _ in ids]
+
+
+def _joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

@@ -1,36 +1,23 @@
 """Requests to a trained DLRM: rows of features in, click probabilities out.
 
-A request comes as JSON, of records or of lists, or as two tensors. Raw values of several requests
-are encoded together, which costs hardly more than those of one.
+A request comes as JSON, of records or of lists, or as two tensors. `request_values.py` knows what
+its values are.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainmark.clicklog.raw_values import Encoded, RawValues
-from trainmark.clicklog.sources import lists
 from trainmark.errors import InputError, unknown
 from trainmark.scoring import TensorSpec
-from trainmark.workloads.dlrm.prepared_values import PreparedValues
+from trainmark.workloads.dlrm.request_values import ClickRows, RequestValues
 
 Clicks = Callable[[NDArray[np.floating], NDArray[np.int64]], NDArray[np.float32]]
 """From rows of numbers and ids to probabilities."""
-
-
-@dataclass(frozen=True)
-class ClickRows:
-    """The rows of a request: raw values in lists, or arrays of what was encoded."""
-
-    numerical: Any
-    categorical: Any
-
-    def __len__(self) -> int:
-        return len(self.numerical)
+Lists = tuple[list[list[Any]], list[list[Any]]]
+"""Numerical and categorical values of each row."""
 
 
 class ClickScorer:
@@ -47,16 +34,13 @@ class ClickScorer:
     output = TensorSpec(name="clicks", datatype="FP32", shape=(-1,))
 
     def __init__(
-        self, config: dict[str, Any], clicks: Clicks, values: RawValues, facts: dict[str, Any]
+        self, config: dict[str, Any], clicks: Clicks, values: RequestValues, facts: dict[str, Any]
     ) -> None:
         self._values, self._clicks = values, clicks
         self._names = [*values.numerical, *values.categorical]
-        prepared = isinstance(values, PreparedValues)
         self.facts = facts | {
-            "values": "prepared" if prepared else "raw",
-            "requests": "Rows of prepared values: numbers and ids, as in the dataset."
-            if prepared
-            else "Rows of raw values, as in the log that was prepared.",
+            "values": values.kind,
+            "requests": values.about,
             "numerical": list(values.numerical),
             "categorical": list(values.categorical),
             "expects": dict(values.expects),
@@ -70,12 +54,10 @@ class ClickScorer:
 
     def _inputs(self) -> list[TensorSpec]:
         """Tensors that have columns."""
-        values = self._values
-        prepared = isinstance(values, PreparedValues)
-        ids = values.width if isinstance(values, PreparedValues) else len(values.categorical)
+        numbers, ids = self._values.datatypes
         found = {
-            "numerical": ("FP32" if prepared else "FP64", len(values.numerical)),
-            "categorical": ("INT64" if prepared else "BYTES", ids),
+            "numerical": (numbers, len(self._values.numerical)),
+            "categorical": (ids, self._values.width),
         }
         return [
             TensorSpec(name=name, datatype=datatype, shape=(-1, columns))
@@ -84,46 +66,22 @@ class ClickScorer:
         ]
 
     def score(self, requests: Sequence[Any]) -> NDArray[np.float32]:
-        return self._clicks(*self._encoded(requests))
-
-    def _encoded(self, requests: Sequence[ClickRows]) -> Encoded:
-        if isinstance(self._values, PreparedValues):
-            return _joined([rows.numerical for rows in requests]), _joined(
-                [rows.categorical for rows in requests]
-            )
-        return self._values.encode(
-            list(chain.from_iterable(rows.numerical for rows in requests)),
-            list(chain.from_iterable(rows.categorical for rows in requests)),
-        )
+        return self._clicks(*self._values.encode(requests))
 
     # --- tensors
 
     def read_tensors(self, tensors: Mapping[str, NDArray[Any]]) -> ClickRows:
         rows = len(next(iter(tensors.values())))
         numbers = tensors.get("numerical", np.empty((rows, 0), np.float32))
-        if isinstance(self._values, PreparedValues):
-            ids = tensors.get("categorical", np.empty((rows, 0), np.int64))
-            return ClickRows(*self._values.checked(numbers, ids))
-        texts = tensors.get("categorical", np.empty((rows, 0), object))
-        return ClickRows(_as_json_has_them(numbers), self._with_lists(_decoded(texts)))
-
-    def _with_lists(self, rows: list[list[Any]]) -> list[list[Any]]:
-        """Texts in columns of lists as lists."""
-        for name, separator in self._values.separators.items():
-            place = self._values.categorical.index(name)
-            for row in rows:
-                row[place] = lists.split(row[place], separator) if row[place] else []
-        return rows
+        ids = tensors.get("categorical", np.empty((rows, 0), np.int64))
+        return self._values.of_tensors(numbers, ids)
 
     # --- JSON
 
     def read(self, body: dict[str, Any]) -> ClickRows:
-        found = self._rows(body)
-        if isinstance(self._values, PreparedValues) and len(found):
-            return ClickRows(*self._values.encode(found.numerical, found.categorical))
-        return found
+        return self._values.of_lists(*self._lists(body))
 
-    def _rows(self, body: dict[str, Any]) -> ClickRows:
+    def _lists(self, body: dict[str, Any]) -> Lists:
         if body.keys() == {"rows"}:
             return self._records(body["rows"])
         names = {"numerical": self._values.numerical, "categorical": self._values.categorical}
@@ -144,7 +102,7 @@ class ClickScorer:
                 f"'numerical' has {len(numerical)} rows and 'categorical' has {len(categorical)}, "
                 "expected as many."
             )
-        return ClickRows(numerical, categorical)
+        return numerical, categorical
 
     def _matrix(self, rows: Any, key: str, names: Sequence[str]) -> list[list[Any]]:
         if not isinstance(rows, list):
@@ -158,7 +116,7 @@ class ClickScorer:
                 )
         return rows
 
-    def _records(self, rows: Any) -> ClickRows:
+    def _records(self, rows: Any) -> Lists:
         if not isinstance(rows, list):
             raise InputError(f"'rows' is {_kind(rows)}, expected a list of objects.")
         split = len(self._values.numerical)
@@ -172,7 +130,7 @@ class ClickScorer:
                 raise self._bad_record(number, row)
             numerical.append(values[:split])
             categorical.append(values[split:])
-        return ClickRows(numerical, categorical)
+        return numerical, categorical
 
     def _bad_record(self, number: int, row: Any) -> InputError:
         if not isinstance(row, dict):
@@ -194,23 +152,3 @@ def _kind(value: Any) -> str:
 def _listing(names: Iterable[str]) -> str:
     shown = ", ".join(names)
     return f" ({shown})" if shown and len(shown) <= 200 else ""
-
-
-def _joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-
-
-def _as_json_has_them(numbers: NDArray[np.floating]) -> list[list[Any]]:
-    """Whole numbers as integers, NaN as None: a missing value."""
-    values = numbers.astype(object)
-    whole = (numbers == np.trunc(numbers)) & (np.abs(numbers) < 2.0**63)
-    values[whole] = numbers[whole].astype(np.int64)
-    values[np.isnan(numbers)] = None
-    return list(values.tolist())
-
-
-def _decoded(texts: NDArray[Any]) -> list[list[str]]:
-    try:
-        return [[text.decode() for text in row] for row in texts.tolist()]
-    except UnicodeDecodeError as error:
-        raise InputError(f"'categorical' has a text that is not UTF-8: {error}.") from None

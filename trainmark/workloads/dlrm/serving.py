@@ -21,7 +21,7 @@ from trainmark.checkpoint import folders
 from trainmark.checkpoint.run_tensors import read_weight_arrays, read_weights, weight_entries
 from trainmark.clickdata import feature_spec, identity
 from trainmark.clicklog.preparation import FOLDER
-from trainmark.clicklog.raw_values import RawValues, open_dataset
+from trainmark.clicklog.raw_values import open_dataset
 from trainmark.config import filled
 from trainmark.errors import InputError
 from trainmark.files import read_json
@@ -32,6 +32,7 @@ from trainmark.validation import parse
 from trainmark.workloads.dlrm import one_pass
 from trainmark.workloads.dlrm.description import description
 from trainmark.workloads.dlrm.prepared_values import PreparedValues
+from trainmark.workloads.dlrm.request_values import RawRequestValues, RequestValues
 from trainmark.workloads.dlrm.requests import Clicks, ClickScorer
 from trainmark.workloads.dlrm.runs import DlrmRun, is_generated
 
@@ -163,7 +164,7 @@ def _check_memory(needed: int, device: str) -> None:
 # --- features
 
 
-def _values(served: Served[DlrmRun], config: dict[str, Any], run_data: str | None) -> RawValues:
+def _values(served: Served[DlrmRun], config: dict[str, Any], run_data: str | None) -> RequestValues:
     """What reads the values of requests."""
     carried = served.folder / FOLDER  # by an export
     data = served.data or (None if is_generated(run_data) else run_data)
@@ -185,7 +186,7 @@ def _values(served: Served[DlrmRun], config: dict[str, Any], run_data: str | Non
         return _prepared(config)
     identity.check(config.get("dataset", []), Path(data), run_data)
     _check_same_tables(Path(data), config)
-    return values
+    return RawRequestValues(values)
 
 
 def _prepared(config: dict[str, Any]) -> PreparedValues:
