@@ -149,7 +149,6 @@ def measured(row: dict[str, Any]) -> Measured:
     cfg = configured(row, CLUSTER)
     assert isinstance(cfg, DlrmRun)
     rates = rates_of(CLUSTER, machine(CLUSTER), cfg.precision)
-    assert not isinstance(rates, str), rates
     return Measured(row=row, cfg=cfg, rates=rates, profiles=sharding.profiles(cfg))
 
 

@@ -15,6 +15,10 @@ ELSEWHERE = (0.75, 1.5)
 assumption."""
 
 
+class NotKnownError(InputError):
+    """No time can be predicted: a figure of the device is not known. Says which."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """Bytes, and bytes per second, of one device of a cluster."""
@@ -39,6 +43,11 @@ class Machine:
     @property
     def nodes(self) -> int:
         return self.devices // self.devices_per_node
+
+    def check_known(self) -> None:
+        """Refuse to predict times where the numbers only serve to weigh alternatives."""
+        if self.unknown:
+            raise NotKnownError(self.unknown)
 
     def streaming(self, share: float) -> float:
         """Rate of bytes read and written in order: as measured, or a share of the bandwidth."""
@@ -69,7 +78,7 @@ def machine(cluster: Cluster, network_gb_s: float | None = None) -> Machine:
     network = network or _attained(measured.network) or _value(device, "network")
     host = measured.host or _value(device, "host") or (bandwidth if device.key == CPU else None)
     if found and network is None and cluster.nodes > 1:
-        raise InputError(
+        raise NotKnownError(
             f"The network between nodes of {cluster} is not known: give --network-gb-s, what one "
             "device gets of it in GB/s (25 for 200 Gbit/s)."
         )
@@ -118,6 +127,16 @@ def peak_of(cluster: Cluster, precision: str) -> Peak | Unknown:
     if isinstance(peak, Unknown) or cluster.hardware != CPU:
         return peak
     return replace(peak, flops=peak.flops / cluster.devices)
+
+
+def needed_peak(cluster: Cluster, measured: Measured, precision: str) -> float:
+    """Operations per second, for a prediction in a precision whose GEMMs were not measured."""
+    peak = peak_of(cluster, precision)
+    if isinstance(peak, Peak):
+        return peak.flops
+    names = ", ".join(measured.gemm)
+    made = f"GEMMs were measured in {names}, not in {precision}"
+    raise NotKnownError(made if names else peak.reason)
 
 
 Used = Literal[

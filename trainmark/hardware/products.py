@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from trainmark.hardware.devices import Cluster, Unknown
-from trainmark.hardware.machine import Machine, peak_of
+from trainmark.hardware.devices import Cluster
+from trainmark.hardware.machine import Machine, needed_peak
 
 MEASURED = Cluster("h200", 1, 1)
 """Where the constants come from."""
@@ -59,21 +59,20 @@ class Rates:
     """Whether these follow from GEMMs that were measured, not from the datasheet."""
 
 
-def rates_of(cluster: Cluster, machine: Machine, precision: str) -> Rates | str:
-    """Those of a precision, and in fp8 of bf16; or why they are not known."""
+def rates_of(cluster: Cluster, machine: Machine, precision: str) -> Rates:
+    """Those of a precision, and in fp8 of bf16.
+
+    Raises:
+        NotKnownError: they are not known.
+    """
     found, measured = {}, machine.measured
     names = {"fp8": ("fp8", "bf16")}.get(precision, (precision,))
     for name in names:
         if name in measured.gemm:
             found[name] = measured.gemm[name][max(measured.gemm[name])] / LARGE[name]
-            continue
-        peak = peak_of(cluster, name)
-        if isinstance(peak, Unknown):
-            made = f"GEMMs were measured in {', '.join(measured.gemm)}, not in {name}"
-            return made if measured.gemm else peak.reason
-        found[name] = peak.flops
-    if machine.unknown:
-        return machine.unknown
+        else:
+            found[name] = needed_peak(cluster, measured, name)
+    machine.check_known()
     of_gemms = precision in measured.gemm
     return Rates(copy=machine.streaming(COPY_OF_BANDWIDTH), peaks=found, of_gemms=of_gemms)
 

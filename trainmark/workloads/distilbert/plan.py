@@ -14,7 +14,15 @@ from trainmark.config import element_bytes, filled
 from trainmark.hardware.devices import Cluster
 from trainmark.hardware.known import CPU
 from trainmark.hardware.links import LINK_EFFICIENCY
-from trainmark.hardware.machine import ELSEWHERE, Machine, Used, machine, sources, used_links
+from trainmark.hardware.machine import (
+    ELSEWHERE,
+    Machine,
+    NotKnownError,
+    Used,
+    machine,
+    sources,
+    used_links,
+)
 from trainmark.hardware.memory import LIBRARIES, MemoryPlan, misfit
 from trainmark.hardware.plans import Plan, Work
 from trainmark.hardware.products import (
@@ -71,13 +79,14 @@ class StepTime:
 def plan(cfg: DistilbertRun, cluster: Cluster) -> Plan:
     """The plan of a resolved run, for the cluster that it was resolved for."""
     devices = machine(cluster)
-    rates = rates_of(cluster, devices, cfg.precision)
-    if cluster.hardware == CPU:
-        rates = "distilbert has no prediction of times on CPUs"
     memory = _memory(cfg, cluster)
     too_large = misfit(cfg.name, memory, cluster, lambda _: "")
-    if isinstance(rates, str):
-        return Plan(memory=[memory], no_time=rates, too_large=too_large)
+    try:
+        if cluster.hardware == CPU:
+            raise NotKnownError("distilbert has no prediction of times on CPUs")
+        rates = rates_of(cluster, devices, cfg.precision)
+    except NotKnownError as error:
+        return Plan(memory=[memory], no_time=str(error), too_large=too_large)
     time = _time(cfg, rates, devices)
     rate: Used = "GEMMs" if rates.of_gemms else "peak"
     link = used_links(cluster)[-1:]  # the slowest hop of the ring

@@ -27,10 +27,9 @@ from trainmark.embeddings.placement.costs import (
     exchanged_tables,
 )
 from trainmark.embeddings.placement.placement import Placement
-from trainmark.hardware.devices import Unknown
 from trainmark.hardware.known import CPU, between
 from trainmark.hardware.links import LINK_EFFICIENCY
-from trainmark.hardware.machine import ELSEWHERE, Machine, machine, peak_of
+from trainmark.hardware.machine import ELSEWHERE, Machine, NotKnownError, machine, needed_peak
 from trainmark.hardware.memory import MemoryPlan
 from trainmark.hardware.products import COPY_OF_BANDWIDTH, MEASURED, rates_of, shares_of
 from trainmark.workloads.dlrm import sharding
@@ -90,18 +89,25 @@ def predict(cfg: DlrmRun) -> Prediction:
     costs, placed = sharding.table_costs(cfg), sharding.place(cfg)
     loads = costs.loads(placed, sharding.profiles(cfg))
     received = costs.received(exchanged_tables(placed))
-    found = _on_cpus(cfg, costs) if cluster(cfg).hardware == CPU else _on_gpus(cfg, costs)
-    if any(load.host for load in loads) and costs.machine.unknown_host:
-        found = costs.machine.unknown_host
-    tables = [costs.time(load, received) for load in loads]
+    seconds: list[dict[str, float]] = []
+    unknown, off = "", ELSEWHERE
+    try:
+        if any(load.host for load in loads) and costs.machine.unknown_host:
+            raise NotKnownError(costs.machine.unknown_host)
+        dense = _on_cpus(cfg, costs) if cluster(cfg).hardware == CPU else _on_gpus(cfg, costs)
+        seconds = [_parts(cfg, costs, costs.time(load, received), dense) for load in loads]
+        if _is_like_measured(cfg):
+            off = WITHIN if dense.total >= SMALL_STEP_S else WITHIN_SMALL
+    except NotKnownError as error:
+        unknown = str(error)
     return Prediction(
         placement=placed,
         memory=sharding.plan_devices(cfg),
         host_bytes=[load.host for load in loads],
-        seconds=[] if isinstance(found, str) else [_parts(cfg, costs, t, found) for t in tables],
-        unknown=found if isinstance(found, str) else "",
+        seconds=seconds,
+        unknown=unknown,
         batch=filled(cfg.global_batch),
-        off=_off(cfg, found),
+        off=off,
     )
 
 
@@ -120,12 +126,6 @@ def _parts(
     parts = {"gather": tables.gather, "host link": link, "exchange": tables.exchange}
     parts |= {"products": dense.products, "passes": dense.passes, "starts": starts}
     return parts | {"update": tables.update}
-
-
-def _off(cfg: DlrmRun, found: StepTime | str) -> tuple[float, float]:
-    if isinstance(found, str) or not _is_like_measured(cfg):
-        return ELSEWHERE
-    return WITHIN if found.total >= SMALL_STEP_S else WITHIN_SMALL
 
 
 def _is_like_measured(cfg: DlrmRun) -> bool:
@@ -157,10 +157,8 @@ def constants(cfg: DlrmRun, machine: Machine) -> dict[str, float]:
     return {name: share for name, share in shares.items() if share is not None}
 
 
-def _on_gpus(cfg: DlrmRun, costs: TableCosts) -> StepTime | str:
+def _on_gpus(cfg: DlrmRun, costs: TableCosts) -> StepTime:
     rates = rates_of(cluster(cfg), costs.machine, cfg.precision)
-    if isinstance(rates, str):
-        return rates
     return gpu_time(cfg, rates, filled(cfg.micro_batch), sharding.profiles(cfg))
 
 
@@ -223,8 +221,11 @@ def _id_bytes(rows: int) -> int:
 
 def _forward_s(cfg: DlrmRun, samples: int) -> float | None:
     where = cluster(cfg)
-    rates = rates_of(where, machine(where), cfg.precision)
-    if isinstance(rates, str) or not on_one_gpu(cfg):
+    if not on_one_gpu(cfg):
+        return None
+    try:
+        rates = rates_of(where, machine(where), cfg.precision)
+    except NotKnownError:
         return None
     return forward_s(cfg, rates, samples, sharding.profiles(cfg))
 
@@ -232,26 +233,24 @@ def _forward_s(cfg: DlrmRun, samples: int) -> float | None:
 # --- CPUs
 
 
-def _on_cpus(cfg: DlrmRun, costs: TableCosts) -> StepTime | str:
-    """Seconds of MLPs and interaction of one rank; or why they are not known."""
+def _on_cpus(cfg: DlrmRun, costs: TableCosts) -> StepTime:
+    """Seconds of MLPs and interaction of one rank."""
     machine = costs.machine
+    machine.check_known()
     measured = machine.measured
     local = filled(cfg.global_batch) // machine.devices
-    products = _products_s(cfg, machine, local)
-    if machine.unknown or isinstance(products, str):
-        return machine.unknown or str(products)
     of_layers = measured.layer_s.get(cfg.precision, {})
     layers = sum(between(of_layers, _width(layer)) or 0.0 for layer in cfg.model.dense_layers)
     return StepTime(
         forward=0.0,
-        products=products,
+        products=_products_s(cfg, machine, local),
         passes=local * sum(cfg.model.bag_sizes) * (measured.id_s or 0.0),
         starts=filled(cfg.accumulate) * ((measured.step_s or 0.0) + layers),
         update=0.0,
     )
 
 
-def _products_s(cfg: DlrmRun, machine: Machine, samples: int) -> float | str:
+def _products_s(cfg: DlrmRun, machine: Machine, samples: int) -> float:
     """Seconds of products; of each layer at the rate of its width, where that was measured."""
     model, measured = cfg.model, machine.measured
     rates = measured.layer.get(cfg.precision) or measured.gemm.get(cfg.precision)
@@ -269,12 +268,8 @@ def _products_s(cfg: DlrmRun, machine: Machine, samples: int) -> float | str:
         width = math.sqrt((len(model.table_rows) + 1) * model.embedding_dim)
         dots /= between(measured.interaction, model.embedding_dim) or rate_of(width)
         return samples * (layers + dots)
-    peak = peak_of(cluster(cfg), cfg.precision)
-    if isinstance(peak, Unknown) and measured.gemm:
-        return f"GEMMs were measured in {', '.join(measured.gemm)}, not in {cfg.precision}"
-    if isinstance(peak, Unknown):
-        return peak.reason
-    return flops(cfg, samples, 0)["model"] / (peak.flops * MATMUL_EFFICIENCY)
+    peak = needed_peak(cluster(cfg), measured, cfg.precision)
+    return flops(cfg, samples, 0)["model"] / (peak * MATMUL_EFFICIENCY)
 
 
 def _width(layer: Layer) -> float:

@@ -17,11 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainmark.config import element_bytes, filled
-from trainmark.errors import InputError
-from trainmark.hardware.devices import Cluster, Unknown
+from trainmark.hardware.devices import Cluster
 from trainmark.hardware.known import Known, lookup
 from trainmark.hardware.links import LINK_EFFICIENCY
-from trainmark.hardware.machine import machine, peak_of
+from trainmark.hardware.machine import NotKnownError, machine, needed_peak
 from trainmark.workloads.llama3.memory import local_parameters
 from trainmark.workloads.llama3.runs import LlamaRun, axes_of, stages_per_rank
 from trainmark.workloads.llama3.stages import layers_of, num_stages, stages_of
@@ -144,34 +143,31 @@ def predict(
         layers: of each stage; by default, as this package splits them.
     """
     rates = rates or rates_of(cluster)
+    times, unknown = [], ""
     try:
-        step = _Step(cfg, cluster, rates, layers)
-        unknown = step.devices.unknown
-        times = [] if unknown else step.of_ranks()
-    except InputError as error:
-        times, unknown = [], str(error).removesuffix(".")
+        times = _Step(cfg, cluster, rates, layers).of_ranks()
+    except NotKnownError as error:
+        unknown = str(error).removesuffix(".")
     tokens = filled(cfg.global_batch) * cfg.sequence
     return Prediction(ranks=times, rates=rates, unknown=unknown, tokens=tokens)
 
 
 def _full_rate(cfg: LlamaRun, cluster: Cluster, rates: Rates, precision: str) -> float:
     """What the shares are shares of: the peak, or the GEMMs that were measured."""
-    if rates.of_gemms:
-        measured = _device(cluster).measured.matmul(precision, cfg.model.hidden)
-        if measured is None:
-            raise InputError(f"no {precision} GEMM was measured on {cluster.hardware}.")
-        return measured
-    peak = peak_of(cluster, precision)
-    if isinstance(peak, Unknown):
-        raise InputError(f"{peak.reason}.")
-    return peak.flops
+    measured = _device(cluster).measured
+    if not rates.of_gemms:
+        return needed_peak(cluster, measured, precision)
+    rate = measured.matmul(precision, cfg.model.hidden)
+    if rate is None:
+        raise NotKnownError(f"no {precision} GEMM was measured on {cluster.hardware}")
+    return rate
 
 
 # --- the parts
 
 
 class _Step:
-    """The parts of a step, by pipeline rank; `InputError` where a rate is not known.
+    """The parts of a step, by pipeline rank; `NotKnownError` where a rate is not known.
 
     Args:
         layers: of each stage, as in `predict`.
@@ -188,6 +184,7 @@ class _Step:
         precision = "bf16" if in_fp8 else cfg.precision
         self._wide = _full_rate(cfg, cluster, rates, precision) * rates.matmul
         self._narrow = self._wide if narrow is None else narrow
+        self.devices.check_known()
         self._layers = layers or list(map(len, layers_of(cfg)))
 
     def of_ranks(self) -> list[RankTime]:
