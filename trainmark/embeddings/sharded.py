@@ -27,7 +27,7 @@ Row-wise Adagrad needs the mean over all columns of a row: `squares.py`.
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,14 +43,13 @@ from trainmark.embeddings.exchange.stores import RankTables
 from trainmark.embeddings.placement.placement import Placement
 from trainmark.embeddings.tables.batch import IdGroup, gradient, joined
 from trainmark.embeddings.tables.formats import Formats
-from trainmark.embeddings.tables.host import HostStore, WorkingSet
+from trainmark.embeddings.tables.host import HostStore
 from trainmark.embeddings.tables.row_update import (
     LookedUpRows,
     Settings,
     plan_update,
     summed_rows,
 )
-from trainmark.embeddings.tables.store import TableStore
 from trainmark.embeddings.tables.update import RowwiseAdagrad, UpdateRule
 from trainmark.kernels.compiled import is_compiled_for
 from trainmark.kernels.gather_interaction import gather_interaction
@@ -162,21 +161,11 @@ class ShardedEngine(RankTables, EmbeddingEngine):
 
     def _requested(self, prepared: RowExchange) -> list[RequestedRows]:
         """What all ranks request of this one, sorted for an update, prefetched from the host."""
-        ids = prepared.ids.wait()
-        requested = []
-        for index, store in enumerate(self.stores):
-            rows = prepared.layout.ids_of(index, ids)
-            places = prepared.layout.gradients_of(index)
-            if isinstance(store, HostStore):
-                working = store.prefetch(rows, places)
-                requested.append(
-                    RequestedRows(rows=working.places, plan=working.plan, holder=working)
-                )
-            else:
-                learns = torch.is_grad_enabled()
-                plan = store.plan_update(rows, places) if learns else LookedUpRows(rows)
-                requested.append(RequestedRows(rows=rows, plan=plan, holder=store))
-        return requested
+        ids, layout = prepared.ids.wait(), prepared.layout
+        return [
+            store.request(layout.ids_of(index, ids), layout.gradients_of(index))
+            for index, store in enumerate(self.stores)
+        ]
 
     def _connect(self) -> Connection:
         """Groups and indices, made when first needed: a dry run has no use for them."""
@@ -205,8 +194,7 @@ class ShardedEngine(RankTables, EmbeddingEngine):
             prepared.requested = self._requested(prepared)
         used_here(prepared.prepared_tensors())
         for store, requested in zip(self.stores, prepared.requested, strict=True):
-            if isinstance(store, HostStore):
-                store.take(cast(WorkingSet, requested.holder))
+            store.take(requested)
 
     def begin(self, prepared: RowExchange) -> None:
         layout = prepared.layout
@@ -366,7 +354,7 @@ class ShardedEngine(RankTables, EmbeddingEngine):
         for index in [i for i in range(len(self.stores)) if i not in self._sliced]:
             requested, grads = self._collected(index, looked_up)
             requested.holder.update(requested.plan, grads, settings)
-            self._updated(index, requested.holder)
+            self.stores[index].write_back(requested.holder)
         if self._squares is not None:
             self._update_slices(self._squares, looked_up, settings)
         if self.replicas.parts:
@@ -391,21 +379,15 @@ class ShardedEngine(RankTables, EmbeddingEngine):
         self.sent_bytes["squares"] += sent_bytes
         for index, (rows, grads) in summed.items():
             holders[index].update_summed(rows, grads, means[index], settings)
-            self._updated(index, holders[index])
+            self.stores[index].write_back(holders[index])
 
     def _collected(self, index: int, looked_up: list[RowExchange]) -> tuple[RequestedRows, Tensor]:
         """Rows of a store and their gradients, of all micro-batches and ranks."""
-        requested, store = [prepared.requested[index] for prepared in looked_up], self.stores[index]
+        requested = [prepared.requested[index] for prepared in looked_up]
         grads = joined([self._received(index, prepared) for prepared in looked_up])
         if len(requested) == 1:
             return requested[0], grads
-        if isinstance(store, HostStore):
-            working = store.joined(
-                [cast(WorkingSet, a.holder) for a in requested], self._places(index, looked_up)
-            )
-            return RequestedRows(rows=working.places, plan=working.plan, holder=working), grads
-        rows, places = joined([a.rows for a in requested]), self._places(index, looked_up)
-        return RequestedRows(rows=rows, plan=store.plan_update(rows, places), holder=store), grads
+        return self.stores[index].joined(requested, self._places(index, looked_up)), grads
 
     def _places(self, index: int, looked_up: list[RowExchange]) -> Tensor | None:
         """Of the rows of a store in several micro-batches: where their gradients are."""
@@ -418,10 +400,6 @@ class ShardedEngine(RankTables, EmbeddingEngine):
             segments = [s for s in prepared.layout.segments if s.store == index]
             before += sum(s.bags.num_rows for s in segments if s.bags is not None)
         return joined(found)
-
-    def _updated(self, index: int, holder: TableStore | WorkingSet) -> None:
-        if isinstance(holder, WorkingSet):
-            cast(HostStore, self.stores[index]).write_back(holder)
 
     def _received(self, store: int, prepared: RowExchange) -> Tensor:
         """[n, width] gradient rows of one of this rank's stores, from all ranks."""

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from trainmark.embeddings.exchange.all_to_all import Pending
 from trainmark.embeddings.exchange.layout import Layout
-from trainmark.embeddings.tables.host import WorkingSet
 from trainmark.embeddings.tables.row_update import Plan, plan_tensors
-from trainmark.embeddings.tables.store import TableStore
+from trainmark.embeddings.tables.store import RequestedRows
 from trainmark.kernels.pool_rows import Bags
 
 
@@ -28,7 +27,7 @@ class RowExchange:
     replica_plan: Plan
     replica_bags: Bags | None
     sent_bytes: Counter[str]
-    requested: list["RequestedRows"] = dataclasses.field(default_factory=list)
+    requested: list[RequestedRows] = dataclasses.field(default_factory=list)
     """What all ranks request of each of this rank's stores."""
     received: Tensor | None = None
     """Rows for this rank's samples, once they are there; those of replicated tables last."""
@@ -45,13 +44,3 @@ class RowExchange:
         rows = [requested.rows for requested in self.requested]
         layout = self.layout.tensors()
         return [self.ids.received, self.sent_ids, self.replica_ids, *of_plans, *rows, *layout]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RequestedRows:
-    """Rows of a store, or of its working set, that all ranks request."""
-
-    rows: Tensor
-    plan: Plan
-    """The same for the update."""
-    holder: TableStore | WorkingSet

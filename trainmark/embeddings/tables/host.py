@@ -28,7 +28,14 @@ from torch import Tensor
 from trainmark.embeddings.tables import row_update
 from trainmark.embeddings.tables.mapped import map_to_gpu
 from trainmark.embeddings.tables.row_update import Plan, Settings
-from trainmark.embeddings.tables.store import PartRows, TablePart, TableStore, init_part
+from trainmark.embeddings.tables.store import (
+    PartRows,
+    RequestedRows,
+    RowHolder,
+    TablePart,
+    TableStore,
+    init_part,
+)
 from trainmark.embeddings.tables.update import State, UpdateRule
 from trainmark.hardware.allocator import use_huge_pages
 from trainmark.kernels.copy_rows import read_rows_into, write_rows_from
@@ -62,20 +69,17 @@ class WorkingSet:
         return Rows(self.weight)
 
     def update(self, plan: Plan, grads: Tensor, settings: Settings) -> None:
-        """Change rows, duplicates included. Overwrites `grads`."""
         state = self.state | self.shared_state
         row_update.update(self.rule, self.rows, state, plan, grads, settings)
 
     def update_summed(
         self, rows: Tensor, grads: Tensor, mean_square: Tensor, settings: Settings
     ) -> None:
-        """Row-wise Adagrad on rows whose gradients are summed, and whose mean(g^2) is known."""
         row_update.update_summed(
             self.rule, self.weight, self.state, rows, grads, mean_square, settings
         )
 
     def in_store(self, rows: Tensor) -> Tensor:
-        """Which rows of the store these are."""
         return self.store_rows.index_select(0, rows)
 
     def take_newer(self, newer: "WorkingSet", beyond: int) -> None:
@@ -115,6 +119,14 @@ def distinct(ids: Tensor, beyond: int) -> tuple[Tensor, Tensor, SortedRows]:
     return found, of_each, SortedRows(places, in_order.places_N)
 
 
+def _requested(working: WorkingSet) -> RequestedRows:
+    return RequestedRows(rows=working.places, plan=working.plan, holder=working)
+
+
+def _working(requested: RequestedRows) -> WorkingSet:
+    return cast(WorkingSet, requested.holder)
+
+
 class HostStore(TableStore):
     """A store in host memory whose rows are computed with on `device`."""
 
@@ -138,42 +150,38 @@ class HostStore(TableStore):
     # --- prefetch
 
     @torch.no_grad()
-    def prefetch(self, ids: Tensor, gradients: Tensor | None = None) -> WorkingSet:
-        """Begin to copy the rows of `ids` to the device, on the current stream.
-
-        Args:
-            ids: rows of the store; with `gradients`, -1 for none.
-            gradients: where each one's is, if not in the same place.
-        """
+    def request(self, ids: Tensor, places: Tensor | None = None) -> RequestedRows:
+        """Begin to copy the rows of `ids` to the device, on the current stream."""
         beyond = self.starts[-1]
-        if gradients is None:
-            rows, places, plan = distinct(ids, beyond)
+        if places is None:
+            rows, of_ids, plan = distinct(ids, beyond)
         else:
-            rows, places, _ = distinct(torch.where(ids < 0, beyond, ids), beyond)
-            places = torch.where(ids < 0, -1, places)
+            rows, of_ids, _ = distinct(torch.where(ids < 0, beyond, ids), beyond)
+            of_ids = torch.where(ids < 0, -1, of_ids)
         has_kernel = row_update.has_kernel(self.rule, ids)
         if self._written_event is not None:
             self._written_event.wait()
         self._unused[self._writes] += 1
         of_rows = {k: t for k, t in self.optimizer_state.items() if t.dim() > 0}
-        return WorkingSet(
+        working = WorkingSet(
             rule=self.rule,
             store_rows=rows,
-            places=places,
-            plan=plan if has_kernel and gradients is None else self.plan_update(places, gradients),
+            places=of_ids,
+            plan=plan if has_kernel and places is None else self.plan_update(of_ids, places),
             weight=self._prefetched(self.weight, rows),
             state={kind: self._prefetched(tensor, rows) for kind, tensor in of_rows.items()},
             shared_state=self.scalar_state(),
             writes_before=self._writes,
         )
+        return _requested(working)
 
     def _prefetched(self, table: Tensor, rows: Tensor) -> Tensor:
         prefetched = torch.empty(len(rows), *table.shape[1:], dtype=table.dtype, device=rows.device)
         read_rows_into(prefetched, table, rows)
         return prefetched
 
-    def take(self, working: WorkingSet) -> None:
-        """Bring prefetched rows up to date: after all updates so far. Once is enough."""
+    def take(self, requested: RequestedRows) -> None:
+        working = _working(requested)
         if working.is_taken:
             return
         working.is_taken = True
@@ -187,34 +195,36 @@ class HostStore(TableStore):
 
     # --- write-back
 
-    def joined(self, sets: Sequence[WorkingSet], gradients: Tensor | None = None) -> WorkingSet:
-        """The working sets of several micro-batches as one; `gradients` as in `prefetch`."""
-        if len(sets) == 1:
-            return sets[0]
-        rows, places, _ = distinct(torch.cat([s.store_rows for s in sets]), self.starts[-1])
+    def joined(
+        self, requests: Sequence[RequestedRows], places: Tensor | None = None
+    ) -> RequestedRows:
+        sets = [_working(requested) for requested in requests]
+        rows, new, _ = distinct(torch.cat([s.store_rows for s in sets]), self.starts[-1])
 
         def spread(tensors: list[Tensor]) -> Tensor:
             together = torch.cat(tensors)
             # A row of several micro-batches is the same in all: any may be the last to be written.
-            return torch.empty_like(together).index_put((places,), together)
+            return torch.empty_like(together).index_put((new,), together)
 
-        parts = places.split([len(s.store_rows) for s in sets])
+        parts = new.split([len(s.store_rows) for s in sets])
         of_ids = torch.cat([part[s.places] for part, s in zip(parts, sets, strict=True)])
-        if gradients is not None:
+        if places is not None:
             of_ids = torch.where(torch.cat([s.places for s in sets]) < 0, -1, of_ids)
-        return WorkingSet(
+        working = WorkingSet(
             rule=self.rule,
             store_rows=rows,
             places=of_ids,
-            plan=self.plan_update(of_ids, gradients),
+            plan=self.plan_update(of_ids, places),
             weight=spread([s.weight for s in sets]),
             state={kind: spread([s.state[kind] for s in sets]) for kind in sets[0].state},
             shared_state=sets[0].shared_state,
         )
+        return _requested(working)
 
     @torch.no_grad()
-    def write_back(self, working: WorkingSet) -> None:
+    def write_back(self, holder: RowHolder) -> None:
         """Begin to copy updated rows to host memory."""
+        working = cast(WorkingSet, holder)
         self._writes += 1
         self._written.append((self._writes, working))
         self._forget_old()

@@ -7,14 +7,16 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from trainmark.checkpoint.local_shards import LocalShard, LocalShards
 from trainmark.embeddings.tables import row_update
+from trainmark.embeddings.tables.batch import joined
 from trainmark.embeddings.tables.formats import Rounding
-from trainmark.embeddings.tables.row_update import Plan, Settings
+from trainmark.embeddings.tables.row_update import LookedUpRows, Plan, Settings
 from trainmark.embeddings.tables.update import State, UpdateRule
 from trainmark.hardware.allocator import use_huge_pages
 from trainmark.kernels.table_formats import FORMATS, Rows, encode, new_rows
@@ -72,6 +74,35 @@ class TableBytes:
         return self.weights + self.optimizer
 
 
+class RowHolder(Protocol):
+    """What rows are read from and updated in: a store, or the copy that it makes for a batch."""
+
+    @property
+    def rows(self) -> Rows: ...
+
+    def update(self, plan: Plan, grads: Tensor, settings: Settings) -> None:
+        """Change rows, duplicates included. Overwrites `grads`."""
+
+    def update_summed(
+        self, rows: Tensor, grads: Tensor, mean_square: Tensor, settings: Settings
+    ) -> None:
+        """Row-wise Adagrad on rows whose gradients are summed, and whose mean(g^2) is known."""
+
+    def in_store(self, rows: Tensor) -> Tensor:
+        """Which rows of the store these are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestedRows:
+    """Rows that a batch looks up."""
+
+    rows: Tensor
+    """Of the holder."""
+    plan: Plan
+    """The same for the update."""
+    holder: RowHolder
+
+
 class TableStore(nn.Module):
     """Parts of equal width, one below the other in one tensor.
 
@@ -119,6 +150,27 @@ class TableStore(nn.Module):
         """[n] rows of the store -> [n, width]."""
         return self.weight.index_select(0, ids)
 
+    # What a batch looks up: requested ahead of its step, taken for it, written back after it.
+
+    def request(self, ids: Tensor, places: Tensor | None = None) -> RequestedRows:
+        """The rows `ids`; with `places`, -1 for none, and where the gradient of each is."""
+        learns = torch.is_grad_enabled()
+        plan = self.plan_update(ids, places) if learns else LookedUpRows(ids)
+        return RequestedRows(rows=ids, plan=plan, holder=self)
+
+    def take(self, requested: RequestedRows) -> None:
+        """Bring requested rows up to date: after all updates so far. Once is enough."""
+
+    def joined(
+        self, requests: Sequence[RequestedRows], places: Tensor | None = None
+    ) -> RequestedRows:
+        """Those of several micro-batches as one, to update them."""
+        rows = joined([requested.rows for requested in requests])
+        return RequestedRows(rows=rows, plan=self.plan_update(rows, places), holder=self)
+
+    def write_back(self, holder: RowHolder) -> None:
+        """Keep what was updated."""
+
     def plan_update(self, ids: Tensor, places: Tensor | None = None) -> Plan:
         """What an update of the rows `ids` needs; ahead of the step."""
         if self._is_fp32:
@@ -126,19 +178,16 @@ class TableStore(nn.Module):
         return row_update.plan_sorted(ids, places)
 
     def update(self, plan: Plan, grads: Tensor, settings: Settings) -> None:
-        """Change rows, duplicates included. Overwrites `grads`."""
         rounding, updates, state = self._rounding, settings.updates, self.optimizer_state
         key = None if rounding is None or updates is None else rounding.bits_of(updates)
         row_update.update(self.rule, self.rows, state, plan, grads, settings, key)
 
     def in_store(self, rows: Tensor) -> Tensor:
-        """Which rows of the store these are: `host.py` has others that are not the same."""
         return rows
 
     def update_summed(
         self, rows: Tensor, grads: Tensor, mean_square: Tensor, settings: Settings
     ) -> None:
-        """Row-wise Adagrad on rows whose gradients are summed, and whose mean(g^2) is known."""
         state = self.optimizer_state
         row_update.update_summed(self.rule, self.weight, state, rows, grads, mean_square, settings)
 
