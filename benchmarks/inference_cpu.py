@@ -26,7 +26,7 @@ from benchmarks.common import write_results
 from trainmark import metrics
 from trainmark.cli import main as trainmark
 from trainmark.config import filled
-from trainmark.run import runner
+from trainmark.run import trained
 
 NETWORKS = {
     "dlrm-demo": (),
@@ -59,7 +59,7 @@ def measure(name: str, folder: Path, requests: int) -> list[dict[str, Any]]:
         assert trainmark(words) == 0
         assert trainmark(["export", str(run), "--format", "onnx"]) == 0
     rows = []
-    with runner.loaded(run, device="cpu") as model:
+    with trained.loaded(run, device="cpu") as model:
         predict = filled(model.workload.build_predictor)(model.trainer)
         session = _session(run / "export-onnx" / "model.onnx")
         for batch in BATCHES:

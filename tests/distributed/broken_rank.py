@@ -74,10 +74,10 @@ if __name__ == "__main__":
         sys.exit(cli.main())
     from trainmark.distributed.heartbeat import Heartbeat
     from trainmark.distributed.launched import leave, run_rank
-    from trainmark.run import runner
+    from trainmark.run import process
 
     if not _on_a_gpu():
-        runner.Heartbeat = partial(Heartbeat, beat_s=BEAT_S, silence_s=SILENCE_S)  # type: ignore[assignment,misc]
+        process.Heartbeat = partial(Heartbeat, beat_s=BEAT_S, silence_s=SILENCE_S)  # type: ignore[assignment,misc]
     else:
         joining.share_the_gpu(int(os.environ["RANK"]))
         mesh.local_device = joining.device_of

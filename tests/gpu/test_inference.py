@@ -17,7 +17,7 @@ from trainmark.distributed.mesh import single
 from trainmark.inference import figures
 from trainmark.kernels import fp8_mlp, graph
 from trainmark.metrics import binary_metrics
-from trainmark.run import evaluation, runner
+from trainmark.run import evaluation, trained
 from trainmark.run.loop import build_trainer
 from trainmark.training.precision import compute_dtype, set_matmul_precision
 from trainmark.workloads.dlrm import graphed_prediction, standalone
@@ -61,7 +61,7 @@ GRAPHED: dict[str, dict[str, Any]] = {
 
 
 def scores(folder: Path, device: str, batch: int) -> torch.Tensor:
-    with runner.loaded(folder, device=device) as model:
+    with trained.loaded(folder, device=device) as model:
         cfg = dataclasses.replace(model.cfg, eval_batch=batch)
         split = model.workload.held_out_splits(cfg)[0]
         assert model.workload.build_predictor is not None
@@ -81,7 +81,7 @@ def test_clicks(way: str, tmp_path: Path) -> None:
     assert found is not None
     assert [row.samples for row in found.rows] == [3, 111]
     assert not found.case.startswith("cpu")
-    with runner.loaded(tmp_path, device="cuda") as model:
+    with trained.loaded(tmp_path, device="cuda") as model:
         labels = torch.cat([b.labels for b in model.workload.build_data(model.cfg, "test", 0, 1)])
     expected = evaluation.evaluate(tmp_path, data=None, device="cuda")["splits"]["test"]
     logits = scores(tmp_path, "cuda", 700)

@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.nn.functional import softmax
 
 from tests import small, small_distilbert
+from trainmark import workloads
 from trainmark.checkpoint import checkpoints
 from trainmark.cli import main
-from trainmark.run import evaluation, run_folder, runner
+from trainmark.run import evaluation, run_folder
 from trainmark.verbs import export
 from trainmark.workloads.distilbert.runs import load_sentences
 from trainmark.workloads.dlrm import standalone
@@ -336,7 +337,7 @@ def test_formats_that_a_workload_lacks_name_those_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def named(name: str) -> Any:
-        return lambda folder: runner.workloads.named_run(name)
+        return lambda folder: workloads.named_run(name)
 
     monkeypatch.setattr(run_folder, "read_config", named("llama3-demo"))
     for layout in ("onnx", "torch"):

@@ -141,9 +141,9 @@ def test_what_takes_another_way() -> None:
 def test_a_runs_predictor_takes_it(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`infer`'s scores are those of the trainer's own way, which evaluates."""
     from trainmark.config import filled
-    from trainmark.run import runner
+    from trainmark.run import trained
 
-    with runner.loaded(finished, device="cpu") as loaded:
+    with trained.loaded(finished, device="cpu") as loaded:
         data = loaded.workload.build_data(loaded.cfg, "test", 0, 1)
         batches = list(data)
         predict = filled(loaded.workload.build_predictor)(loaded.trainer)

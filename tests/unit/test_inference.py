@@ -25,7 +25,7 @@ from trainmark.inference import figures, latency
 from trainmark.metrics import binary_metrics
 from trainmark.report.reports import report
 from trainmark.report.tables import milliseconds
-from trainmark.run import evaluation, memory, run_folder, runner
+from trainmark.run import evaluation, memory, run_folder, trained
 from trainmark.workloads.dlrm.data import build_data
 from trainmark.workloads.dlrm.runs import Sharding, TableFormat
 from trainmark.workloads.dlrm.step import DlrmTrainer
@@ -255,7 +255,7 @@ def test_the_page_shows_it(run: Path, finished: Path, tmp_path: Path) -> None:
 def test_scores_are_those_of_the_evaluation(flags: tuple[str, ...], tmp_path: Path) -> None:
     assert small.train(tmp_path, *flags, "--eval-batch", "700") == 0
     expected = evaluation.evaluate(tmp_path, data=None, device="cpu")["splits"]["test"]
-    with runner.loaded(tmp_path, device="cpu") as model:
+    with trained.loaded(tmp_path, device="cpu") as model:
         assert model.workload.build_predictor is not None
         predict = model.workload.build_predictor(model.trainer)
         batches = list(build_data(model.cfg, "test", 0, 1))
@@ -271,7 +271,7 @@ def test_scores_are_those_of_the_evaluation(flags: tuple[str, ...], tmp_path: Pa
 
 def test_classes_are_those_of_the_evaluation(sentences: Path) -> None:
     expected = evaluation.evaluate(sentences, data=None, device="cpu")["splits"]["validation"]
-    with runner.loaded(sentences, device="cpu") as model:
+    with trained.loaded(sentences, device="cpu") as model:
         assert model.workload.build_predictor is not None
         predict = model.workload.build_predictor(model.trainer)
         batches = list(model.workload.build_data(model.cfg, "validation", 0, 1))
@@ -298,7 +298,7 @@ def test_the_optimiser_has_no_state(finished: Path) -> None:
     trained = run_folder.read_config(finished)
     assert trained.optimizer.name == "adagrad"
     assert small.trainer(trained).device_bytes().optimizer > 4 * sum(small.TABLE_ROWS) * 8
-    with runner.loaded(finished, device="cpu") as model:
+    with trained.loaded(finished, device="cpu") as model:
         assert isinstance(model.trainer, DlrmTrainer)
         assert model.trainer.device_bytes().optimizer == 0
 

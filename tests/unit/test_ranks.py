@@ -12,7 +12,7 @@ from trainmark import workloads
 from trainmark.errors import InputError
 from trainmark.hardware import backends, devices
 from trainmark.hardware.devices import Cluster
-from trainmark.run import runner
+from trainmark.run import process
 from trainmark.workloads import resolve
 from trainmark.workloads.dlrm.runs import Sharding
 
@@ -24,12 +24,12 @@ def test_a_ranks_current_device_is_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.accelerator, "set_device_index", chosen.append)
     monkeypatch.setenv("LOCAL_RANK", "3")
     cfg = dataclasses.replace(workloads.named_run("dlrm-demo"), device="cuda")
-    with runner._joined(cfg) as mesh:
+    with process.joined(cfg) as mesh:
         assert mesh.device == torch.device("cuda", 3)
     assert chosen == [mesh.device]
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 3)
     with pytest.raises(InputError, match="for device 3 of this machine, which has 3"):
-        runner._joined(cfg).__enter__()
+        process.joined(cfg).__enter__()
 
 
 @pytest.mark.parametrize("name", ["dlrm-demo", "distilbert-demo", "llama3-demo"])

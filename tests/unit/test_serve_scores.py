@@ -21,7 +21,7 @@ from tests.unit.test_prepare_tabular import COLUMNS, random_rows, write_csv
 from trainmark.cli import main
 from trainmark.config import filled
 from trainmark.errors import InputError
-from trainmark.run import evaluation, run_folder, runner
+from trainmark.run import evaluation, run_folder, trained
 
 
 def scores(client: TestClient, body: dict[str, Any]) -> list[float]:
@@ -33,7 +33,7 @@ def scores(client: TestClient, body: dict[str, Any]) -> list[float]:
 
 def logits_of(run: Path, split: str) -> NDArray[np.float64]:
     """What `trainmark evaluate` predicts for a split."""
-    with runner.loaded(run, device="cpu") as model:
+    with trained.loaded(run, device="cpu") as model:
         predict = filled(model.workload.build_predictor)(model.trainer)
         data = model.workload.build_data(model.cfg, split, 0, 1)
         return np.concatenate([predict(batch).double().numpy() for batch in data])

@@ -26,9 +26,8 @@ from trainmark.errors import InputError
 from trainmark.hardware.environment import environment
 from trainmark.inference.figures import Inference, Row
 from trainmark.inference.options import InferOptions
-from trainmark.run import runner
 from trainmark.run.memory import this_cluster
-from trainmark.run.runner import Loaded
+from trainmark.run.trained import Loaded, loaded
 
 DROPPED = 10  # requests of each size, as published: they pay for compilation and cold caches
 MAX_SAMPLES = 2**20  # in memory, of each size; requests that need more come again
@@ -52,7 +51,7 @@ def measure(options: InferOptions, say: Callable[[str], None]) -> Inference:
         _check_predicts(cfg, workload, options.clients)
         requests.update(_requests(cfg, workload, sizes, DROPPED + options.steps))
 
-    with runner.loaded(
+    with loaded(
         options.folder,
         checkpoint=options.checkpoint,
         device=options.device,

@@ -28,7 +28,7 @@ from trainmark.run import run_folder
 from trainmark.scoring import EncodedFiles, RawFiles, ScoredRows, Served
 
 if TYPE_CHECKING:  # a model that needs no torch does not wait for it
-    from trainmark.run.runner import Loaded
+    from trainmark.run.trained import Loaded
 
 PART_ROWS = 1 << 18
 """Rows of a part, at least; a full part is written."""
@@ -163,13 +163,13 @@ def _of_dataset(
 ) -> Iterator[ScoredRows]:
     """The rows of a split after the first `done`."""
 
-    from trainmark.run import runner
+    from trainmark.run import trained
 
     def check(cfg: Any, workload: AnyWorkload) -> None:
         if workload.build_predictor is None or workload.answers is None:
             raise InputError(f"{cfg.name} gives no scores for samples.")
 
-    with runner.loaded(
+    with trained.loaded(
         options.folder,
         checkpoint=options.checkpoint,
         device=options.device,

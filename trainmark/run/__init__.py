@@ -1,6 +1,6 @@
 """One run: the training loop, its clocks, its folder, its result.
 
-runner.py       from a configuration to a finished run, or to a loaded model
+runner.py       from a configuration to a finished run; process.py: its place among the ranks
 loop.py         THE training loop; feed.py prepares its batches ahead; unread.py keeps the scalars
                 that steps leave on the device; profiler.py traces steps
 checks.py       ends a run whose device does not compute the same bits twice
@@ -8,6 +8,7 @@ progress.py     how far a run is, its best evaluation, and why it ended
 clocks.py       whole, train and core time; the sample counter
 start.py        what a new run takes from another: weights, optimiser state
 trials.py       settings that the data choose, by trying them
+trained.py      the weights of a finished run, loaded to predict
 memory.py       the memory that a run needs, and whether it is there
 forecast.py     the predicted time, written down before the first step
 run_folder.py   which run a folder belongs to, and its checkpoints; signals.py: requests to stop

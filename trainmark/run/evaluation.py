@@ -14,7 +14,7 @@ from trainmark.distributed.mesh import launched_ranks
 from trainmark.errors import InputError
 from trainmark.run import run_folder
 from trainmark.run.assessment import INPUT, assessments, evaluated, write_scores
-from trainmark.run.runner import Loaded, loaded
+from trainmark.run.trained import Loaded, loaded
 from trainmark.scoring import BadRows, EncodedFiles, RawFiles
 
 

@@ -5,44 +5,33 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-import torch.distributed as dist
 
 from trainmark import workloads
-from trainmark.checkpoint import checkpoints
-from trainmark.checkpoint.run_tensors import stored_weights
 from trainmark.config import AnyRun, Run, TrainOptions
-from trainmark.contract import MODEL_FOLDER, AnyWorkload, Predictions, Trainer
+from trainmark.contract import MODEL_FOLDER, Predictions
 from trainmark.distributed import launched
 from trainmark.distributed import mesh as meshes
-from trainmark.distributed.heartbeat import Heartbeat
 from trainmark.distributed.mesh import Mesh
 from trainmark.errors import InputError
 from trainmark.hardware import backends, hardware_file
-from trainmark.hardware.allocator import keep_freed_memory
-from trainmark.hardware.devices import Precision, identify
+from trainmark.hardware.devices import identify
 from trainmark.hardware.known import Known
 from trainmark.hardware.monitor import Monitor
 from trainmark.resolve import accumulation_remark
 from trainmark.run import alignment, result, run_folder, start, trials
 from trainmark.run.assessment import assessments, write_scores
 from trainmark.run.forecast import forecast
-from trainmark.run.loop import Training, build_trainer
+from trainmark.run.loop import Training
 from trainmark.run.memory import check_memory, this_cluster
 from trainmark.run.outcome import make_result, with_verdict
+from trainmark.run.process import joined, resolved_here, set_process_options
 from trainmark.run.progress import Watch
 from trainmark.run.result import Result
-from trainmark.run.run_folder import find_checkpoint, read_config
 from trainmark.run.warnings import warnings
-from trainmark.training.precision import set_matmul_precision
-
-# --- train
 
 
 def train(
@@ -58,7 +47,7 @@ def train(
         raise InputError(f"repeats must be at least 1. Received: {options.repeats}.")
     output = options.output or Path("runs") / cfg.name
     finished = []
-    with hardware_file.described(options.hardware) as described, _joined(cfg) as mesh:
+    with hardware_file.described(options.hardware) as described, joined(cfg) as mesh:
         if described:
             _check_described(described, mesh)
         for repeat in range(options.repeats):
@@ -83,7 +72,7 @@ def _with_choices(
 ) -> tuple[AnyRun, Result | None]:
     """The resolved run, with what its data choose by trial; and the result of the trial, if it was
     made now."""
-    resolved = run_folder.with_full_path(_resolve_here(cfg, mesh))
+    resolved = run_folder.with_full_path(resolved_here(cfg, mesh))
     # What is found in the data may depend on the last bits, and these on the processor.
     candidates = mesh.from_main(workloads.definition(cfg).candidates(cfg, resolved))
     if not candidates:
@@ -102,7 +91,7 @@ def _with_choices(
         return _train_one(candidate, alone, mesh, folder, time.perf_counter(), None)
 
     here = {
-        flags: run_folder.with_full_path(_resolve_here(candidate, mesh))
+        flags: run_folder.with_full_path(resolved_here(candidate, mesh))
         for flags, candidate in candidates.items()
     }
     chosen = trials.choose(here, train, output, mesh)
@@ -131,7 +120,7 @@ def _train_one(
 ) -> Result:
     began = datetime.now(UTC)
     workload = workloads.load(cfg.workload)
-    _set_process_options(cfg, mesh)
+    set_process_options(cfg, mesh)
     _reset_peaks(mesh)
     begin = start.find(options, cfg)
     if mesh.is_main:
@@ -233,41 +222,6 @@ def _check_described(described: Known, mesh: Mesh) -> None:
         raise InputError("--hardware must say the same on all ranks: give them one file.")
 
 
-@contextmanager
-def _joined(cfg: Run) -> Iterator[Mesh]:
-    """This process's device, and its ranks where a launcher started several.
-
-    The ranks part after a success only: one that failed does not wait for the others.
-    """
-    kind = backends.chosen(cfg.device)
-    device = meshes.local_device(kind)
-    if kind != "cpu":
-        backends.make_current(device)
-    ranks = meshes.launched_ranks()
-    heartbeat, begins = None, not dist.is_initialized()
-    if begins and ranks > 1:
-        launched.join(backends.collectives(device))
-        heartbeat = Heartbeat()
-    yield meshes.build(device, workloads.definition(cfg).mesh_axes(cfg, ranks))
-    if heartbeat is not None:
-        heartbeat.stop()
-    if begins and dist.is_initialized():  # by the lines above, or by an engine for itself alone
-        dist.destroy_process_group()
-
-
-def _resolve_here(cfg: AnyRun, mesh: Mesh) -> AnyRun:
-    """Resolve for the machine that this process runs on."""
-    kind = backends.kind_of(mesh.device)
-    return workloads.resolve(dataclasses.replace(cfg, device=kind or "cpu"), this_cluster(mesh))
-
-
-def _set_process_options(cfg: Run, mesh: Mesh) -> None:
-    """Set what holds for the whole process."""
-    set_matmul_precision(cfg.precision)
-    if mesh.device.type == "cpu":
-        keep_freed_memory()
-
-
 def _counts_energy(mesh: Mesh) -> bool:
     """Whether this rank counts energy: each GPU has a counter; a machine's CPUs share theirs."""
     return mesh.device.type != "cpu" or os.environ.get("LOCAL_RANK", "0") == "0"
@@ -279,79 +233,3 @@ def _reset_peaks(mesh: Mesh) -> None:
     # Only Linux has this file, and a sandbox may refuse it; then a peak may be too high.
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the peak of the resident set
-
-
-# --- predict
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loaded:
-    """A checkpoint of a run on the devices of this machine, ready to predict."""
-
-    cfg: Any
-    """The run's configuration, resolved for these devices."""
-    workload: AnyWorkload
-    mesh: Mesh
-    trainer: Trainer[Any, Any]
-    path: Path
-    """The checkpoint's folder."""
-    step: int
-    samples: int
-    """How many it was trained on."""
-
-
-@contextmanager
-def loaded(
-    folder: Path,
-    *,
-    checkpoint: str | None = None,
-    device: str = "auto",
-    data: str | None = None,
-    precision: Precision | None = None,
-    check: Callable[[Any, AnyWorkload], None] = lambda cfg, workload: None,
-) -> Iterator[Loaded]:
-    """Load a run's weights, whatever devices they were trained on.
-
-    Args:
-        folder: the run's output folder.
-        checkpoint: which of the run's (see `find_checkpoint`).
-        device: as `--device` names it.
-        data: another dataset than the run's own.
-        precision: another than the run's own.
-        check: refuses the resolved configuration before anything is read or allocated.
-    """
-    cfg = read_config(folder)
-    definition = workloads.definition(cfg)
-    if data or cfg.data:
-        definition.check_data(cfg, data or cfg.data)
-    cfg = definition.for_prediction(cfg)
-    trained_on = cfg.device
-    cfg = dataclasses.replace(
-        cfg,
-        device=device,
-        data=data or cfg.data,
-        precision=precision or cfg.precision,
-        accumulate=None,
-    )
-    with _joined(cfg) as mesh:
-        if cfg.global_batch % (cfg.micro_batch * mesh.dp_size):  # its share may not divide
-            cfg = dataclasses.replace(cfg, micro_batch=None)
-        if backends.kind_of(mesh.device) != trained_on:  # whether compiling pays differs by device
-            cfg = dataclasses.replace(cfg, compile=None)
-        cfg = _resolve_here(cfg, mesh)
-        workload = workloads.load(cfg.workload)
-        check(cfg, workload)
-        path = find_checkpoint(folder, checkpoint)
-        check_memory(cfg, workload, mesh, training=False)
-        _set_process_options(cfg, mesh)
-        trainer = build_trainer(cfg, workload, mesh)
-        state = checkpoints.load(path, stored_weights(trainer))
-        yield Loaded(
-            cfg=cfg,
-            workload=workload,
-            mesh=mesh,
-            trainer=trainer,
-            path=path,
-            step=state["progress"]["step"],
-            samples=state["data"]["samples"],
-        )
