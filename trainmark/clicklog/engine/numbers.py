@@ -125,7 +125,7 @@ def fit(store: Store, train: TrainRows, rows: RowSet, number: int, memory: int) 
         rows: those of all splits.
     """
     column = store.schema.numbers[number]
-    sample = _sample(store, train, number, memory)
+    sample, in_splits = _sample(store, train, number, memory), _InSplits(store, rows, number)
     present = sample[~np.isnan(sample)]
     reading = _reading(column, present, has_missing=len(present) < len(sample))
     parameters = column.parameters
@@ -135,8 +135,8 @@ def fit(store: Store, train: TrainRows, rows: RowSet, number: int, memory: int) 
     bins = (
         number_transforms.bins(lower_ends, present) - 1 if reading.bins else np.empty(0, np.int64)
     )
-    losses, exact = _scan(store, rows, number, reading.transform, parameters)
-    whole = added(_described(store, rows, number, record) for record in store.records)
+    losses, exact = in_splits.scan(reading.transform, parameters)
+    whole = added(map(in_splits.facts, store.records))
     median = float(np.quantile(present, 0.5, method="lower")) if len(present) else None
     facts = _shown(str(reading), whole, median, losses)
     return FittedNumber(
@@ -218,40 +218,39 @@ class _RawField(Field):
         out[:] = numbers.view(self.dtype)
 
 
-def _described(store: Store, rows: RowSet, number: int, record: BlockRecord) -> NumberFacts:
-    """What is known of a block's part of a column, as far as it is in a split."""
-    if rows.has_all(record):
-        return record.numbers[number]
-    return describe_numbers(_in_splits(store, rows, number, record))
+class _InSplits:
+    """A column's numbers, as far as their rows are in a split."""
 
+    def __init__(self, store: Store, rows: RowSet, number: int) -> None:
+        self._store, self._rows, self._number = store, rows, number
 
-def _in_splits(store: Store, rows: RowSet, number: int, record: BlockRecord) -> Array:
-    """The numbers of a block's rows that are in a split."""
-    numbers = store.number(record, number, 0, record.rows)
-    if rows.has_all(record):
-        return numbers
-    return numbers[rows.mask(record)[store.order(record)]]
+    def facts(self, record: BlockRecord) -> NumberFacts:
+        """What is known of those of a block."""
+        if self._rows.has_all(record):
+            return record.numbers[self._number]
+        return describe_numbers(self._numbers(record))
 
+    def _numbers(self, record: BlockRecord) -> Array:
+        numbers = self._store.number(record, self._number, 0, record.rows)
+        if self._rows.has_all(record):
+            return numbers
+        return numbers[self._rows.mask(record)[self._store.order(record)]]
 
-def _scan(
-    store: Store,
-    rows: RowSet,
-    number: int,
-    transform: str | None,
-    parameters: Mapping[str, Any],
-) -> tuple[Losses, bool]:
-    """What is lost, over the rows of all splits, and whether float16 keeps every number."""
-    losses, exact = Losses(), transform in (None, "plain")
-    for record in store.records if transform else ():
-        part = _described(store, rows, number, record)
-        if part.minimum is None or part.maximum is None:
-            continue
-        if number_transforms.may_lose(str(transform), parameters, part.minimum, part.maximum):
-            numbers = _in_splits(store, rows, number, record)
-            present = numbers[~np.isnan(numbers)]
-            losses += number_transforms.losses(str(transform), parameters, present)
-            exact = exact and number_transforms.exact_in_float16(present)
-    return losses, exact
+    def scan(self, transform: str | None, parameters: Mapping[str, Any]) -> tuple[Losses, bool]:
+        """What is lost, and whether float16 keeps every number."""
+        losses, exact = Losses(), transform in (None, "plain")
+        if not transform:
+            return losses, exact
+        for record in self._store.records:
+            part = self.facts(record)
+            if part.minimum is None or part.maximum is None:
+                continue
+            if number_transforms.may_lose(transform, parameters, part.minimum, part.maximum):
+                numbers = self._numbers(record)
+                present = numbers[~np.isnan(numbers)]
+                losses += number_transforms.losses(transform, parameters, present)
+                exact = exact and number_transforms.exact_in_float16(present)
+        return losses, exact
 
 
 # --- what becomes of a column

@@ -19,9 +19,9 @@ record (a line in blocks.jsonl) says where things are, and what the file's check
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -110,58 +110,73 @@ def write(
     Args:
         record: index, first_row and stop of the block's `BlockRecord`.
     """
-    first = record["first_row"]
+    first, index = record["first_row"], record["index"]
     order, bounds = shuffle.group(seed, first, first + len(block), bits)
-    place_of: Array | None = None
-    columns = []
-    others = {}
-    check = checksums.Checksum()
-    with path_of(folder, record["index"]).open("wb") as file:
-
-        def put(*parts: Array) -> None:
-            # At once, while the processor's cache holds what they were made of, and they are in it.
-            for part in parts:
-                check.update(part)
-                file.write(part.data)
-
-        put(np.diff(bounds).astype(np.uint32), order)
-        put(_taken(block.labels.view(np.uint8), order))
-        if schema.numbers:
-            for numbers in block.numerical.T:
-                put(_taken(np.ascontiguousarray(numbers), order))
-        else:
-            put(_taken(block.numerical.view(np.uint16), order))
+    numerical = block.numerical.T if schema.numbers else [block.numerical.view(np.uint16)]
+    columns, others = [], {}
+    with path_of(folder, index).open("wb") as file:
+        writer = _Writer(file, order)
+        writer.put(np.diff(bounds).astype(np.uint32), order)
+        writer.put_rows(block.labels.view(np.uint8))
+        for numbers in numerical:
+            writer.put_rows(np.ascontiguousarray(numbers))
         stored = zip(schema.stored, block.categorical, strict=True)
         for number, (column, values) in enumerate(stored):
             if column.kind == "string":
                 from trainmark.clicklog.arrays import strings
 
-                path = strings.dictionary_path(folder, record["index"], number)
+                path = strings.dictionary_path(folder, index, number)
                 numbers, dictionary = strings.number_block(values)
                 zeros = np.empty(0, np.int64)
                 others[path.name] = strings.write_dictionary(path, dictionary)
             else:
                 numbers, zeros = split_zeros(column, values)
-            if len(zeros) and place_of is None:
-                place_of = np.empty(len(order), np.uint32)
-                place_of[order] = np.arange(len(order), dtype=np.uint32)
-            places = place_of[zeros] if place_of is not None else zeros
-            parts = [np.sort(places).astype(np.uint32), *_rows(numbers, order)]
-            columns.append(_describe(check.size, parts, numbers))
-            put(*parts)
+            columns.append(writer.put_column(numbers, zeros))
     if block.kept is not None:
-        path = kept.path_of(folder, record["index"])
+        path = kept.path_of(folder, index)
         others[path.name] = kept.write(path, block.kept)
     return BlockRecord(
         rows=len(block),
         bad=len(block.bad),
         other_labels=block.other_labels,
-        check=check.value(),
+        check=writer.check.value(),
         columns=columns,
         strings=others,
         numbers=_facts(block, schema),
         **record,
     )
+
+
+class _Writer:
+    """Writes the arrays of a block one after another, each at once: while the processor's cache
+    holds what it was made of, and it is in it."""
+
+    def __init__(self, file: BinaryIO, order: Array) -> None:
+        self._file, self._order = file, order
+        self.check = checksums.Checksum()
+
+    def put(self, *arrays: Array) -> None:
+        for array in arrays:
+            self.check.update(array)
+            self._file.write(array.data)
+
+    def put_rows(self, rows: Array) -> None:
+        self.put(_taken(rows, self._order))
+
+    def put_column(self, numbers: Array, zeros: Array) -> StoredColumn:
+        """A categorical column, of which the rows `zeros` really hold 0."""
+        places = self._place_of[zeros] if len(zeros) else zeros
+        parts = [np.sort(places).astype(np.uint32), *_rows(numbers, self._order)]
+        column = _describe(self.check.size, parts, numbers)
+        self.put(*parts)
+        return column
+
+    @cached_property
+    def _place_of(self) -> Array:
+        """The place of each row."""
+        places = np.empty(len(self._order), np.uint32)
+        places[self._order] = np.arange(len(places), dtype=np.uint32)
+        return places
 
 
 def _facts(block: ParsedRows, schema: Schema) -> list[NumberFacts]:
