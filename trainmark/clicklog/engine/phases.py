@@ -18,6 +18,7 @@ from trainmark.clicklog.engine.limits import Limits
 from trainmark.clicklog.engine.numbers import FittedNumbers
 from trainmark.clicklog.engine.store import Store
 from trainmark.clicklog.engine.summary import MANIFEST
+from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.engine.work import Work
 from trainmark.clicklog.engine.workers import Workers
 from trainmark.errors import InputError
@@ -27,8 +28,9 @@ BAD_ROWS = "bad_rows.txt"
 STORE = 3
 """Version of what store.py writes."""
 
-
 RowsCheck = Callable[[Mapping[str, int]], None]
+Facts = Mapping[str, Mapping[str, Any]]
+"""What is known of each categorical feature, by its name."""
 
 
 def prepare(job: Job, limits: Limits, check_rows: RowsCheck | None = None) -> dict[str, float]:
@@ -172,43 +174,34 @@ class EmbeddedEngine:
         columns: Mapping[str, dict[str, Any]],
     ) -> None:
         job, dataset, splits = self.job, self.work.dataset, division.splits
-        names = [column.name for column in store.schema.categorical]
-        rules = [*job.rules[: len(names)], *(numbers.BIN_RULES for _ in fitted.with_bins())]
-        names += [numbers.bin_name(column.name) for _, column in fitted.with_bins()]
-        facts = [columns[f"cat_{number}"] for number in range(len(names))]
-        cardinalities = [fact["cardinality"] for fact in facts]
+        of_columns = [column.name for column in store.schema.categorical]
+        of_bins = [numbers.bin_name(column.name) for _, column in fitted.with_bins()]
+        features = {
+            name: columns[f"cat_{number}"] for number, name in enumerate([*of_columns, *of_bins])
+        }
         spec = feature_spec.default_spec(
-            cardinalities,
+            [fact["cardinality"] for fact in features.values()],
             numerical_features(store, fitted),
             job.metadata,
-            hotness=[fact.get("most", 1) for fact in facts],
-            varies=["most" in fact for fact in facts],
+            hotness=[fact.get("most", 1) for fact in features.values()],
+            varies=["most" in fact for fact in features.values()],
             numerical_dtype=fitted.dtype,
         )
         validates = any(split.name == "validation" for split in splits)
         split_binary.write_specs(dataset, spec, validates)
-        inputs = job.source.inputs()
-        files.write_json(
-            dataset / VOCABULARY / "vocabulary.json",
-            summary.vocabulary_facts(
-                rules,
-                names,
-                inputs and fitted.recorded(inputs),
-                [fact["digest"] for fact in facts],
-                self._extends(names, facts),
-            ),
-        )
+        rules = [*job.rules[: len(of_columns)], *[numbers.BIN_RULES] * len(of_bins)]
+        self._write_vocabulary(features, rules, fitted)
         carried = [kept.path_of(self.work.blocks, record.index) for record in store.records]
         if carried and carried[0].exists():
             kept.join(carried, dataset / kept.FILE)
+        numerical = {column.name: column.facts for column in fitted.columns}
         manifest = summary.manifest(
             settings=job.settings,
             splits=splits,
             clicks=columns["label"]["clicks"],
             bad=self._report_bad_rows(store),
-            features=dict(zip(names, facts, strict=True)),
-            numerical={column.name: column.facts for column in fitted.columns}
-            or numbers.of_source(store),
+            features=features,
+            numerical=numerical or numbers.of_source(store),
             metadata={**job.told, **job.metadata},
         )
         files.write_json(dataset / MANIFEST, manifest)
@@ -216,6 +209,19 @@ class EmbeddedEngine:
         checksums.seal(dataset, files.SIGNED, {n: c for of in written for n, c in of.items()})
         store.close()
         self.work.publish()
+
+    def _write_vocabulary(
+        self, features: Facts, rules: Sequence[Rules], fitted: FittedNumbers
+    ) -> None:
+        inputs = self.job.source.inputs()
+        facts = summary.vocabulary_facts(
+            rules,
+            list(features),
+            inputs and fitted.recorded(inputs),
+            [fact["digest"] for fact in features.values()],
+            self._extends(features),
+        )
+        files.write_json(self.work.dataset / VOCABULARY / "vocabulary.json", facts)
 
     def _report_bad_rows(self, store: Store) -> int:
         """Write them to a file of the dataset, if there are any; how many there are."""
@@ -227,15 +233,13 @@ class EmbeddedEngine:
                     report.write(path.read_bytes())
         return sum(record.bad for record in bad)
 
-    def _extends(
-        self, names: Sequence[str], facts: Sequence[Mapping[str, Any]]
-    ) -> dict[str, list[dict[str, Any]]]:
+    def _extends(self, features: Facts) -> dict[str, list[dict[str, Any]]]:
         """The vocabularies that each column's has grown from, the first one first."""
         if self.job.vocabulary is None:
             return {}
         rules = vocabulary_file.read(self.job.vocabulary)["columns"]
         extends = {}
-        for name, fact in zip(names, facts, strict=True):
+        for name, fact in features.items():
             before = list(rules[name].get("extends", []))
             grown = fact.get("grown")
             if grown and grown["digest"] != fact["digest"]:

@@ -155,8 +155,34 @@ class _Run:
     def _finish(self, engine: Any, dataset: str) -> None:
         """Everything that is not a column: written here, then copied."""
         engine.join_pieces(dataset)
-        clicks, rare = engine.clicks_and_rare()
-        bad, missing = engine.bad_rows(), engine.missing()
+        with tempfile.TemporaryDirectory() as temporary:
+            here = Path(temporary)
+            self._write_vocabulary(engine, here)
+            bad = engine.bad_rows()
+            if bad:
+                with (here / BAD_ROWS).open("w") as report:
+                    report.writelines(f"{row}\n" for row in self._bad_rows(engine))
+            spec = feature_spec.default_spec(engine.cardinalities, NUM_NUMERICAL, self.job.metadata)
+            split_binary.write_specs(here, spec)
+            files.write_json(here / MANIFEST, self._manifest(engine, bad))
+            for path in sorted(here.rglob("*")):
+                if path.is_file():
+                    target = f"{dataset}/{path.relative_to(here)}"
+                    self.files.copy_from_local(str(path), target)
+
+    def _write_vocabulary(self, engine: Any, here: Path) -> None:
+        (here / VOCABULARY).mkdir()
+        digests = []
+        for number in range(len(NAMES)):
+            path = here / VOCABULARY / f"cat_{number}.parquet"
+            shutil.copyfile(engine.path_of(number), path)
+            digests.append(identity.digest(path))
+        rules, inputs = self.job.rules, self.job.source.inputs()
+        facts = summary.vocabulary_facts(rules, NAMES, inputs, digests)
+        files.write_json(here / VOCABULARY / "vocabulary.json", facts)
+
+    def _manifest(self, engine: Any, bad: int) -> dict[str, Any]:
+        (clicks, rare), missing = engine.clicks_and_rare(), engine.missing()
         features = {
             name: {
                 "distinct": engine.distinct[number],
@@ -167,43 +193,18 @@ class _Run:
             }
             for number, name in enumerate(NAMES)
         }
-        manifest = summary.manifest(
+        columns = zip(self.job.source.schema.transformed, engine.numbers(), strict=True)
+        return summary.manifest(
             settings=self.job.settings,
             splits=self.job.split.apply(engine.rows_per_file()),
             clicks=clicks,
             bad=bad,
             features=features,
             numerical={
-                column.name: numbers.transformed_facts(column, facts)
-                for column, facts in zip(
-                    self.job.source.schema.transformed, engine.numbers(), strict=True
-                )
+                column.name: numbers.transformed_facts(column, facts) for column, facts in columns
             },
             metadata=self.job.metadata,
         )
-        with tempfile.TemporaryDirectory() as temporary:
-            here = Path(temporary)
-            (here / VOCABULARY).mkdir()
-            digests = []
-            for number in range(len(NAMES)):
-                path = here / VOCABULARY / f"cat_{number}.parquet"
-                shutil.copyfile(engine.path_of(number), path)
-                digests.append(identity.digest(path))
-            rules, inputs = self.job.rules, self.job.source.inputs()
-            files.write_json(
-                here / VOCABULARY / "vocabulary.json",
-                summary.vocabulary_facts(rules, NAMES, inputs, digests),
-            )
-            if bad:
-                with (here / BAD_ROWS).open("w") as report:
-                    report.writelines(f"{row}\n" for row in self._bad_rows(engine))
-            spec = feature_spec.default_spec(engine.cardinalities, NUM_NUMERICAL, self.job.metadata)
-            split_binary.write_specs(here, spec)
-            files.write_json(here / MANIFEST, manifest)
-            for path in sorted(here.rglob("*")):
-                if path.is_file():
-                    target = f"{dataset}/{path.relative_to(here)}"
-                    self.files.copy_from_local(str(path), target)
 
 
 def _plain(path: str) -> str:
