@@ -1,26 +1,17 @@
 """Cross layers with GEMMs in fp8, against float64; their kernels in Triton's interpreter."""
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
 
+from tests.embedding_kernels import interpreted, relative_error
 from trainmark.kernels import cross_layers as cross
 from trainmark.kernels import cublaslt, fp8_cross, fp8_mlp
 from trainmark.kernels.fp8_codes import CODES, GRADIENTS, Codes
 from trainmark.kernels.fp8_mlp import encode_weights
 from trainmark.workloads.dlrm.interactions import CrossNetwork
 
-interpreted = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels run on a CPU if interpreted"
-)
 WIDTH, RANK = 144, 32
-
-
-def off(mine: Tensor, exact: Tensor) -> float:
-    assert mine.shape == exact.shape
-    return float((mine.double() - exact).norm().detach() / exact.norm().detach())
 
 
 def parameters(layers: int, device: str) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
@@ -65,9 +56,9 @@ def test_near_float64(
     plain = cross.cross_layers_reference(exact[0], parts[2], parts[1], parts[0])
     wanted = torch.autograd.grad(plain, exact, given.double())
     assert ours.dtype == torch.bfloat16
-    assert off(ours, plain) < 0.08
+    assert relative_error(ours, plain) < 0.08
     for one, other in zip(found, wanted, strict=True):
-        assert off(one, other) < 0.12
+        assert relative_error(one, other) < 0.12
 
 
 def test_a_sample_that_is_not_finite_does_not_spoil_others() -> None:
@@ -125,7 +116,7 @@ def test_a_network_trains_in_fp8_and_predicts_in_16_bits(monkeypatch: pytest.Mon
     plain = outcome()
     network.fp8 = True
     assert not torch.equal(outcome(), plain)
-    assert off(outcome(), plain.double()) < 0.05
+    assert relative_error(outcome(), plain.double()) < 0.05
     with torch.no_grad():
         assert torch.equal(outcome(), plain)
     outcome().float().sum().backward()

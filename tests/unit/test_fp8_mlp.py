@@ -1,21 +1,17 @@
 """fp8 layers against float64, and their kernel in Triton's interpreter against plain torch."""
 
 import itertools
-import os
 from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.embedding_kernels import interpreted, relative_error
 from trainmark.kernels import cublaslt
 from trainmark.kernels import fp8_codes as codes
 from trainmark.kernels import fp8_mlp as kernel
 from trainmark.workloads.dlrm.model import Mlp
-
-interpreted = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels run on a CPU if interpreted"
-)
 
 
 def layers(widths: tuple[int, ...], device: str) -> tuple[list[Tensor], list[Tensor]]:
@@ -23,11 +19,6 @@ def layers(widths: tuple[int, ...], device: str) -> tuple[list[Tensor], list[Ten
     weights = [torch.randn(n, m, device=device) * (2 / m) ** 0.5 for m, n in pairs]
     biases = [torch.rand(n, device=device) * 0.1 for _, n in pairs]
     return [w.requires_grad_() for w in weights], [b.requires_grad_() for b in biases]
-
-
-def off(mine: Tensor, exact: Tensor) -> float:
-    assert mine.shape == exact.shape
-    return float((mine.double() - exact).norm().detach() / exact.norm().detach())
 
 
 @pytest.mark.parametrize(
@@ -66,12 +57,12 @@ def test_near_float64(
         exact = torch.addmm(b, exact, w.t()) * (output.float() > 0)
     # Three bits of e4m3 are off by 3 % on average, two of e5m2 by 6 %. One sample's few outputs
     # share the errors of its inputs, which then do not average out.
-    assert off(ours, exact) < (0.05 if samples > 1 else 0.1) * len(weights)
+    assert relative_error(ours, exact) < (0.05 if samples > 1 else 0.1) * len(weights)
     upstream = torch.randn_like(ours) * 1e-7
     got = torch.autograd.grad(ours, [x, *weights, *biases], upstream)
     wanted = torch.autograd.grad(exact, exact_of, upstream.double())
     for mine, theirs in zip(got, wanted, strict=True):
-        assert off(mine, theirs) < (0.08 if samples > 1 else 0.16) * len(weights)
+        assert relative_error(mine, theirs) < (0.08 if samples > 1 else 0.16) * len(weights)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -1,19 +1,16 @@
 """The fused perceptron against autograd in float64, and its kernels in Triton's interpreter."""
 
 import itertools
-import os
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.embedding_kernels import interpreted
 from trainmark.kernels import relu_mlp as kernel
 from trainmark.kernels.relu_mlp import masked_sums_reference, relu_mlp_reference
 
 WIDTHS = [(13, 8, 4), (5, 1), (7, 16, 16, 3, 1), (1, 1), (0, 8, 4)]
-interpreted = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="kernels run on a CPU if interpreted"
-)
 
 
 def layers(widths: tuple[int, ...], dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
