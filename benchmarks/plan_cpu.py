@@ -6,8 +6,8 @@ A layout is ranks x threads of each. Before its runs, `calibrate` measures the m
 ranks use it, and as other work leaves it to them; a run's result has both times. On two quiet cores
 all three layouts take about 8 minutes. Rows of other machines and layouts stay in
 `results/plan_cpu.json`; `plan_errors.py` takes them from there, and is to be run afterwards. The
-last lines printed are those of docs/planning.md. No constant of the planner is fitted to any row:
-it counts operations and bytes, and rates are measured.
+last lines printed are those of docs/predictions.md. No constant of the planner is fitted to any
+row: it counts operations and bytes, and rates are measured.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def measured(layout: str, chosen: list[str], folder: Path) -> Iterator[dict[str,
 
 
 def told(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """How far off they are, as docs/planning.md says it: by layout on two cores, and all."""
+    """How far off they are, as docs/predictions.md says it: by layout on two cores, and all."""
     off = [(row["case"], row["predicted_s"] / row["measured_s"] - 1) for row in rows]
     lines = []
     for layout in ("1x1", "1x2", "2x1"):

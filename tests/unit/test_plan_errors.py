@@ -21,7 +21,7 @@ from trainmark.workloads import named_run, resolve
 from trainmark.workloads.dlrm import gpu_time
 from trainmark.workloads.dlrm.step_time import predict
 
-PAGE = (ROOT / "docs/planning.md").read_text()
+PAGE = (ROOT / "docs/predictions.md").read_text()
 
 
 @cache
@@ -171,7 +171,7 @@ def test_the_results_are_of_todays_rows_and_constants() -> None:
     assert not written
 
 
-# --- docs/planning.md
+# --- docs/predictions.md
 
 
 def test_the_page_says_how_far_cpus_were_off() -> None:

@@ -226,8 +226,8 @@ def test_hardware_that_was_never_measured_is_told_so() -> None:
 
 
 def test_the_page_gives_the_files_errors() -> None:
-    """docs/planning.md: predicted and measured seconds of every timed row of FlagPerf."""
-    page = (RESULTS.parents[1] / "docs" / "planning.md").read_text()
+    """docs/predictions.md: predicted and measured seconds of every timed row of FlagPerf."""
+    page = (RESULTS.parents[1] / "docs" / "predictions.md").read_text()
     for row in read_rows("plan_errors"):
         if row["workload"] == "llama3" and row["held_out"] and row["measured_s"]:
             assert f"| {row['measured_s']:.2f} | {row['predicted_s']:.2f} |" in page, row["case"]

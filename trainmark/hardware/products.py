@@ -7,7 +7,7 @@ A product of B samples by a layer of M inputs and N outputs takes
 where computing is 2 B M N operations over a share of the peak and, where a tile's outputs are
 written by themselves, those bytes; moving is all operands' bytes. The exponent lies between one
 hiding the other (infinite) and neither hiding (1). Shares and rates are those of cuBLAS and of our
-Triton kernels on one H200, fitted to the kernels of 20 DLRMs (docs/planning.md).
+Triton kernels on one H200, fitted to the kernels of 20 DLRMs (docs/predictions.md).
 """
 
 import math

@@ -83,7 +83,7 @@ def _prediction(cfg: Run, cluster: Cluster, found: Plan) -> list[str]:
         f"{work.amount:,} {work.unit}: {human(rate / cluster.world)} {work.unit}/s and "
         f"device{together}; {_mfu(cfg, cluster, work, step_s)}. Bound by {found.bound_by}.",
         *too_short,
-        f"Taken from: {'; '.join(found.sources)}. The formulas: docs/planning.md.",
+        f"Taken from: {'; '.join(found.sources)}. The formulas: docs/predictions.md.",
     ]
 
 

@@ -3,7 +3,7 @@
     step = micro-batches x (products + attention + passes) + update + exchange
 
 Products are those of `hardware/products.py`, whose constants come from other models. The others
-were fitted to padded batches in 16 bits on one H200; packed ones test them (docs/planning.md).
+were fitted to padded batches in 16 bits on one H200; packed ones test them (docs/predictions.md).
 """
 
 import dataclasses

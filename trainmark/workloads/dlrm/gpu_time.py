@@ -7,7 +7,7 @@
     update    the rows of the tables
 
 Constants are those of one H200: each was fitted to its own kernels in 17 configurations, `STRETCH`
-and `SORTED` to whole steps; 23 others test them (docs/planning.md). Bytes are over the rate of a
+and `SORTED` to whole steps; 23 others test them (docs/predictions.md). Bytes are over the rate of a
 copy; seconds are the same on every GPU, an assumption.
 """
 

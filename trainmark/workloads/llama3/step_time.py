@@ -8,8 +8,8 @@ and the step, with m micro-batches and 1F1B's order, takes
 
     step = m x slowest slot + the other ranks' slots / stages per rank + data-parallel + update
 
-docs/planning.md derives the parts and says where this is wrong. Each constant is fitted over rows
-of several splits by `benchmarks/plan_errors.py`; none belongs to one row.
+docs/predictions.md derives the parts and says where this is wrong. Each constant is fitted over
+rows of several splits by `benchmarks/plan_errors.py`; none belongs to one row.
 """
 
 import dataclasses
