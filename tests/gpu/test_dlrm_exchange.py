@@ -95,8 +95,6 @@ def train(built: DlrmTrainer, waits_allowed: int) -> Iterator[float]:
 def as_before() -> Iterator[None]:
     yield
     torch.cuda.set_sync_debug_mode("default")
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("rule", ["sgd", "adagrad", "rowwise_adagrad"])
