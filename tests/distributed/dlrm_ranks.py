@@ -289,12 +289,12 @@ def main(rank: int, group: Group, groups: tuple[Group, ...], folder: Path) -> No
     mesh = meshes.build(device, {"dp": group.world})
     assert mesh.from_main(f"of rank {rank}") == "of rank 0"
     found: dict[str, Any] = {}
+    _save(mesh, group, folder)  # first: other groups wait for it
     if group.kind == "cuda":
         found["formats"] = _formats(mesh, folder)
     else:
         _memory(mesh, folder)
     _unstarted_sum(mesh)
-    _save(mesh, group, folder)
     if group == Group(2):
         _streams_large_tables(mesh, folder)
     found |= {

@@ -22,6 +22,8 @@ from tests.distributed import joining
 QUICK, ALL = "gpu and not gpu_full", "gpu"
 LOOK_S = 0.2
 PATIENCE_S = 60
+PROGRAMS = "/usr/local/nvidia/bin"
+"""Where the driver's programs are in some containers."""
 
 
 def _arguments() -> tuple[argparse.Namespace, list[str]]:
@@ -60,13 +62,14 @@ def _ranks_can_add_up(folder: Path) -> bool:
 @contextmanager
 def _multi_process_service(folder: Path) -> Iterator[None]:
     """Have it where it is installed, and works."""
-    control, listens = shutil.which("nvidia-cuda-mps-control"), str(joining.MPS)
+    path = os.environ.get("PATH", "") + os.pathsep + PROGRAMS
+    control, listens = shutil.which("nvidia-cuda-mps-control", path=path), str(joining.MPS)
     if control is None:
         print("ranks take turns on the GPU: this machine has no nvidia-cuda-mps-control")
         yield
         return
     joining.MPS.mkdir(exist_ok=True)
-    places = {"CUDA_MPS_PIPE_DIRECTORY": listens, "CUDA_MPS_LOG_DIRECTORY": listens}
+    places = {"CUDA_MPS_PIPE_DIRECTORY": listens, "CUDA_MPS_LOG_DIRECTORY": listens, "PATH": path}
 
     def tell(*words: str, order: str = "") -> None:
         with (folder / "mps.log").open("ab") as log:  # the service would hold our own output open
