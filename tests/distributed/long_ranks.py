@@ -119,8 +119,8 @@ def main(rank: int, world: int, folder: Path, kind: str) -> None:
     dist.destroy_process_group()
 
 
-def check(world: int, folder: Path, kind: str = "cpu") -> None:
-    """Losses of all steps stay those of one device; how far from them they are is shown."""
+def check(world: int, folder: Path, kind: str = "cpu") -> list[str]:
+    """Losses of all steps stay those of one device. Rows of a table of how far they are."""
     started = rank_processes.start(main, world, folder, kind, world=world)
     device = joining.device_of(kind)
 
@@ -134,13 +134,14 @@ def check(world: int, folder: Path, kind: str = "cpu") -> None:
     }
     rank_processes.finish(started)
     found = json.loads((folder / f"{world}.json").read_text())
-    print(f"{world} ranks: largest difference of a loss from one device's up to steps {SHOWN}")
-    faults = []
+    faults, rows = [], []
     for name, losses in found.items():
         apart = [abs(a - b) for a, b in zip(losses, expected[name], strict=True)]
-        print(f"{name:32} " + "  ".join(f"{max(apart[:step]):.1e}" for step in SHOWN))
+        growth = " | ".join(f"{max(apart[:step]):.1e}" for step in SHOWN)
+        rows.append(f"| {name}, {world} ranks | {growth} |")
         if max(apart) >= (ROUGH if "fp8" in name else CLOSE):
             faults.append(name)
         assert len(set(expected[name])) > STEPS // 2, name
     assert found.keys() == expected.keys()
-    assert not faults
+    assert not faults, rows
+    return rows

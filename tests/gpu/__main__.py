@@ -124,8 +124,9 @@ def _run(chosen: argparse.Namespace, words: list[str], folder: Path) -> bool:
                 continue
             del running[log]
             failed |= code not in (0, 5)  # 5: none of the tests was chosen
-            last = log.read_text(errors="replace").strip().splitlines()[-1:]
-            print(f"{log.stem}: {''.join(last)}", flush=True)
+            lines = log.read_text(errors="replace").strip().splitlines()
+            tables = [line for line in lines if line.startswith("|")]
+            print(f"{log.stem}: {''.join(lines[-1:])}", *tables, sep="\n", flush=True)
             if code not in (0, 5):
                 print(log.read_text(errors="replace"), flush=True)
     return failed

@@ -111,8 +111,10 @@ def test_distilbert(world: int, tmp_path: Path) -> None:
 
 @pytest.mark.gpu_full
 @pytest.mark.parametrize("world", long_ranks.SPLITS)
-def test_300_steps(world: int, tmp_path: Path) -> None:
-    long_ranks.check(world, tmp_path, "cuda")
+def test_300_steps(world: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = long_ranks.check(world, tmp_path, "cuda")
+    with capsys.disabled():
+        print(f"\n| up to step | {' | '.join(map(str, long_ranks.SHOWN))} |", *rows, sep="\n")
 
 
 # --- commands of NCCL ranks, gloo ranks and one device after each other
@@ -213,7 +215,9 @@ def _sentences(text: str) -> list[str]:
 
 
 @pytest.mark.gpu_full
-def test_a_rank_that_fails_ends_all_in_a_sentence(tmp_path: Path) -> None:
+def test_a_rank_that_fails_ends_all_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Killed, out of memory, or stopped: the last of two ranks, the first of four. Each leaves a
     good checkpoint. All jobs run together; stopped ranks are noticed last."""
     ways = {
@@ -230,14 +234,14 @@ def test_a_rank_that_fails_ends_all_in_a_sentence(tmp_path: Path) -> None:
         line += ["--micro-batch", str(16 // world)]
         launch = start(line, ROOT, f"tests.distributed.broken_rank {how}:{broken}")
         jobs[how, world, broken] = launch, output
-    faults = []
+    faults, rows = [], []
     for (how, world, broken), (process, output) in jobs.items():
         done = finish(process)
         code, sentence = ways[how]
         saved = folders.latest(output / "checkpoints")
         if saved is not None:  # just before the rank failed
             after = time.time() - saved.stat().st_mtime
-            print(f"--- {how}, {world} ranks: ended at most {after:.0f} s after rank {broken}")
+            rows.append(f"| {how}, {world} ranks | all had ended {after:.0f} s later, or before |")
         print(done.stderr)
         if done.returncode != code:
             faults.append(f"{how}, {world}: exit code {done.returncode}")
@@ -249,4 +253,6 @@ def test_a_rank_that_fails_ends_all_in_a_sentence(tmp_path: Path) -> None:
             faults.append(f"{how}, {world}: its checkpoint is {saved}")
         else:
             checkpoints.verify(saved)
+    with capsys.disabled():
+        print("", *rows, sep="\n")
     assert not faults, faults
