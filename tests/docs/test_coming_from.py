@@ -156,7 +156,8 @@ IN_OTHER_UNITS = {"min-lr", "tensor-model-parallel-size", "pipeline-model-parall
 
 def pairs() -> list[tuple[str, str]]:
     """Their lines and ours, as text."""
-    text = PAGE.read_text().partition("## Whole command lines")[2].replace("\\\n", "")
+    _, _, after = PAGE.read_text().partition("## Whole command lines")
+    text = after.partition("\n## ")[0].replace("\\\n", "")
     return re.findall(r"```text\n(.*?)```\n\n```sh\n(.*?)```", text, re.S)
 
 
