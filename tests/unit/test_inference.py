@@ -295,9 +295,9 @@ def test_activations_of_training_need_no_room(
 
 
 def test_the_optimiser_has_no_state(finished: Path) -> None:
-    trained = run_folder.read_config(finished)
-    assert trained.optimizer.name == "adagrad"
-    assert small.trainer(trained).device_bytes().optimizer > 4 * sum(small.TABLE_ROWS) * 8
+    cfg = run_folder.read_config(finished)
+    assert cfg.optimizer.name == "adagrad"
+    assert small.trainer(cfg).device_bytes().optimizer > 4 * sum(small.TABLE_ROWS) * 8
     with trained.loaded(finished, device="cpu") as model:
         assert isinstance(model.trainer, DlrmTrainer)
         assert model.trainer.device_bytes().optimizer == 0
