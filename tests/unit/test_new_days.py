@@ -1,6 +1,7 @@
 """`train --from` onto data that extend a run's: old rows are taken over, new ones begin as new."""
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from trainmark.config import TrainOptions
 from trainmark.distributed.mesh import single
 from trainmark.run import start
 from trainmark.run.loop import Training
-from trainmark.run.run_folder import parse_config
+from trainmark.run.run_folder import find_checkpoint, parse_config
 from trainmark.verbs.flags import parse_run
 
 ROWS = 12000
@@ -109,6 +110,35 @@ def test_a_run_that_is_taken_on_is_one_that_never_ended(weeks: Path) -> None:
     assert whole != small.saved(small.newest(weeks / "first half"))
 
 
+def test_the_weights_to_begin_with_may_stay_the_best(
+    weeks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Then the run ends with them, or says that they were better; it goes on if they are gone."""
+    first = tmp_path / "first"
+    shutil.copytree(weeks / "run1", first)
+    onto = ["--from", str(first), "--lr", "9", "--max-steps", "12", "--evals-per-epoch", "40"]
+    train(weeks, "kept", "week2", *onto, "--patience", "3")
+    kept = small.result(weeks / "kept")
+    assert kept["best"]["at_sample"] == 0
+    assert kept["quality"]["value"] > 0.6
+    assert find_checkpoint(weeks / "kept").name == "step-00000000"
+    assert "No step made the weights better" in "".join(kept["warnings"])
+    last = train(weeks, "last", "week2", *onto)
+    (before, *_) = [e for e in small.result(weeks / "last")["evaluations"] if e["split"] == "test"]
+    assert before["at_sample"] == 0
+    assert before["metrics"]["auc"] == pytest.approx(kept["quality"]["value"])
+    assert before["metrics"]["auc"] > last
+    assert "that the run began with were better" in "".join(
+        small.result(weeks / "last")["warnings"]
+    )
+    first.rename(tmp_path / "moved")
+    train(weeks, "last", "week2", *onto, "--max-steps", "15")
+    assert small.result(weeks / "last")["steps"]["all"] == 15
+    shared = [*FLAGS, "--data", str(weeks / "week2"), "--output", str(weeks / "last"), *onto]
+    other = ["train", "dlrm-demo", *shared, "--from", str(tmp_path / "other")]
+    refused(capsys, other, "other does not exist")
+
+
 # --- what a run begins with
 
 
@@ -124,7 +154,7 @@ def begun(weeks: Path, tmp_path: Path, *flags: str, taken: Path | None) -> Train
         single(small.CPU),
         tmp_path / "run",
         started=time.perf_counter(),
-        start=start.find(options, cfg),
+        start=start.find(options, cfg, tmp_path / "run"),
     )
     training.set_up()
     return training

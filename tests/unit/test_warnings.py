@@ -15,8 +15,10 @@ from tests.unit.results import make_result, write_run
 from trainmark import metrics, workloads
 from trainmark.cli import main
 from trainmark.config import Run, TrainOptions
+from trainmark.metrics.binary import Assessment
+from trainmark.metrics.ranking import Estimate
 from trainmark.report import reports
-from trainmark.run.result import Steps
+from trainmark.run.result import Evaluation, Steps
 from trainmark.run.warnings import warnings
 from trainmark.verbs.flags import parse_run
 from trainmark.workloads import resolve
@@ -59,6 +61,43 @@ def test_few_steps_that_nobody_chose_are_enough(tmp_path: Path) -> None:
     assert warned() == []
     assert len(warned("--global-batch", "4096")) == 1
     assert len(warned("--max-steps", "12")) == 1
+
+
+def rising_warned(values: list[float], error: float = 0.01, **changes: Any) -> list[str]:
+    """Of a run of four epochs with these evaluations on the test split."""
+    evaluations = [
+        Evaluation(at_sample=100 * number, split="test", metrics={"auc": value}, seconds=0.1)
+        for number, value in enumerate(values, 1)
+    ]
+    auc = Estimate(value=max(values), low=max(values) - error, high=max(values) + error)
+    assessment = Assessment(
+        rows=900,
+        positives=300,
+        auc=auc,
+        log_loss=Estimate(value=0.5),
+        pr_auc=None,
+        normalised_entropy=None,
+        calibration=None,
+        calibration_error=0.0,
+        bins=[],
+    )
+    finished = make_result(
+        evaluations=evaluations, assessments={"test": assessment}, ended="epochs"
+    )
+    quality = dataclasses.replace(finished.quality, reached=None, value=values[-1])
+    finished = dataclasses.replace(finished, quality=quality, **changes)
+    return warnings(config(epochs=4), finished, Path("/nonexistent"))
+
+
+def test_an_auc_that_rose_to_the_end() -> None:
+    rising = [0.60, 0.70, 0.76, 0.80, 0.83, 0.85, 0.86, 0.87]
+    (warning,) = rising_warned(rising)
+    assert "was 0.8000 in their first half, 0.8700 in the end. Train with --epochs 8" in warning
+    assert rising_warned(rising, ended="patience") == []
+    assert rising_warned(rising, error=0.08) == []  # as it may be by chance
+    assert rising_warned([0.6, 0.7, 0.8, 0.81, 0.88, 0.87, 0.86, 0.87]) == []  # past its best
+    assert rising_warned([0.6, 0.7, 0.8, 0.87, 0.871, 0.872, 0.873, 0.874]) == []  # level
+    assert rising_warned(rising[-3:]) == []  # too few to tell
 
 
 def falling(steps: int = 400, noise: float = 0.02, seed: int = 0) -> list[float]:

@@ -114,6 +114,16 @@ def improves(value: float | None, best: float | None, better: str) -> bool:
     return value > best if better == "higher" else value < best
 
 
+def late_gain(values: Sequence[float], better: str) -> tuple[float, float] | None:
+    """The best value in the first half of a run's evaluations, and the best of all, if that came in
+    the last quarter: then it was still getting better. Else None."""
+    best_of = max if better == "higher" else min
+    if len(values) < 4 or best_of(values) not in values[-(len(values) // 4) :]:
+        return None
+    early, best = best_of(values[: len(values) // 2]), best_of(values)
+    return (early, best) if improves(best, early, better) else None
+
+
 PARTS_OF_CURVE = 10
 CLEAR_RISE_ERRORS = 4  # standard errors: the lowest of nine means lies below the others by chance
 CLEAR_RISE_SHARE = 0.05  # of the lowest mean

@@ -88,7 +88,7 @@ class Training:
         can_check(cfg, workload)
         self.cfg, self.workload, self.mesh, self.output = cfg, workload, mesh, output
         self.start, self._watch = start, watch
-        self._began_with = start.identity if start else None
+        self.began_with = start.identity if start else None
         self._host_bytes_left, self._power_w = host_bytes_left, power_w
         self.saves_stand_still = False
         self.clocks = Clocks(started, cfg.warmup_clock, synchronizer(mesh.device), joules)
@@ -113,9 +113,7 @@ class Training:
         with self.log, StopRequest() as stop, self._saver:
             self._start_log()
             eval_steps = metrics.evaluation_steps(self.data.steps_per_epoch, cfg.evals_per_epoch)
-            if cfg.initial_evaluation and progress.step == 0:
-                self._evaluate(self._watched)
-
+            self._evaluate_first_weights()
             clocks.train_starts()
             self.feed = Feed(iter(self.data), self.trainer, clocks, self.mesh.device)
             profiler = Profiler(cfg.profile if self.mesh.is_main else None, self.output)
@@ -209,7 +207,7 @@ class Training:
         state = checkpoints.load(path, stored_tensors(self.trainer), exact=True)
         self.workload.state_loaded(self.trainer)
         self.progress = parse(Progress, state["progress"], str(path))
-        self._began_with = state.get("start")
+        self.began_with = state.get("start")
         if self.cfg.patience is None:
             self.progress.best = None
         self.data.restore(state["data"])
@@ -301,6 +299,16 @@ class Training:
 
     # --- evaluation
 
+    def _evaluate_first_weights(self) -> None:
+        """Those of another run may stay the best, so they are saved as other best ones are."""
+        cfg, progress, split = self.cfg, self.progress, self._watched
+        taken = self.began_with is not None and split in self.workload.held_out_splits(cfg)
+        is_due = progress.step == 0 and not self._is_evaluated(split)
+        if is_due and (taken or cfg.initial_evaluation):
+            self._evaluate(split)
+            if progress.is_best:
+                self._save()
+
     def _evaluate_on_the_way(self) -> None:
         """Evaluate between two steps, and save weights that are the best so far."""
         self._look()
@@ -324,7 +332,8 @@ class Training:
         progress.evaluations.append(evaluation)
         progress.evaluated_at_s.append(self.clocks.e2e_so_far)
         self.log.evaluated(evaluation, taken.step if taken else progress.step)
-        if self.cfg.patience is not None and split == self._watched and progress.step:
+        has_learned = progress.step > 0 or self.began_with is not None
+        if self.cfg.patience is not None and split == self._watched and has_learned:
             progress.best = best_after(progress.best, evaluation, progress.step, self.cfg)
         if predictions is not None and self.ended:  # they are assessed after the last step
             self._predictions[split] = (evaluation.at_sample, predictions)
@@ -429,7 +438,7 @@ class Training:
             "progress": dataclasses.asdict(self.progress),
             "clocks": global_state(self.clocks, self.mesh),
             "data": {"samples": self._samples()},
-            "start": self._began_with,
+            "start": self.began_with,
         }
         self._saver.save(
             self.progress.step,

@@ -38,7 +38,8 @@ def why_ended(progress: Progress, cfg: Run, total_steps: int) -> str | None:
     """Why there is no step left to do; None while there is one."""
     if progress.step >= total_steps:
         return "max_steps" if progress.step == cfg.max_steps else "epochs"
-    if cfg.stop_at_target and any(reaches_target(e, cfg) for e in progress.evaluations):
+    trained = (e for e in progress.evaluations if e.at_sample > 0)  # not what it began with
+    if cfg.stop_at_target and any(reaches_target(e, cfg) for e in trained):
         return "target"
     best, patience = progress.best, cfg.patience
     return "patience" if best and patience is not None and best.since >= patience else None

@@ -122,7 +122,7 @@ def _train_one(
     workload = workloads.load(cfg.workload)
     set_process_options(cfg, mesh)
     _reset_peaks(mesh)
-    begin = start.find(options, cfg)
+    begin = start.find(options, cfg, output)
     if mesh.is_main:
         _check_files(cfg, options, output, begin)
     needed, host_bytes_left = check_memory(cfg, workload, mesh)
@@ -200,8 +200,9 @@ def _write(
     samples = finished.best.at_sample if finished.best else finished.samples
     assessed = assessments(cfg, workload, predictions)
     write_scores(output, predictions, most=cfg.keep_scores, samples=samples, data=cfg.data)
-    found = warnings(cfg, finished, output, from_another=training.start is not None)
-    finished = dataclasses.replace(finished, warnings=found, assessments=assessed)
+    finished = dataclasses.replace(finished, assessments=assessed)
+    found = warnings(cfg, finished, output, from_another=training.began_with is not None)
+    finished = dataclasses.replace(finished, warnings=found)
     if reference:
         finished = with_verdict(finished, output, reference)
     finished.write(output)

@@ -15,10 +15,16 @@ from trainmark import workloads
 from trainmark.checkpoint import checkpoints, folders
 from trainmark.checkpoint.local_shards import first_rows
 from trainmark.checkpoint.run_tensors import is_of_trainer, own_name
-from trainmark.config import Run, TrainOptions
+from trainmark.config import Run, TrainOptions, filled
 from trainmark.errors import InputError
 from trainmark.formatting import counted
-from trainmark.run.run_folder import CONFIG_FILE, find_checkpoint, parse_config, read_config
+from trainmark.run.run_folder import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    find_checkpoint,
+    parse_config,
+    read_config,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,17 +61,33 @@ class Start:
         checkpoints.load(self.path, there)
 
 
-def find(options: TrainOptions, cfg: Run) -> Start | None:
-    """The start that was asked for. Refuses a checkpoint whose data do not match the run's."""
+def find(options: TrainOptions, cfg: Run, output: Path) -> Start | None:
+    """The start that was asked for. Refuses a checkpoint whose data do not match the run's.
+
+    None where the run in `output` has begun with it already, and it is gone by now.
+    """
     if options.weights_from is None:
         if options.with_optimizer:
             raise InputError("--with-optimizer needs --from RUN, whose optimiser state to take.")
+        return None
+    if not options.weights_from.exists() and _has_begun(output, options):
         return None
     path = find_checkpoint(options.weights_from)
     earlier = _earlier(path, cfg)
     if earlier is not None:
         workloads.definition(cfg).check_weights(cfg, earlier)
     return Start(path=path, with_optimizer=options.with_optimizer, grown=_grown(earlier, cfg))
+
+
+def _has_begun(output: Path, options: TrainOptions) -> bool:
+    """Whether the checkpoints in `output` are of a run that began as the options say."""
+    latest = folders.latest(output / CHECKPOINTS)
+    began = folders.read_state(latest).get("start") if latest else None
+    return (
+        began is not None
+        and Path(began["path"]).is_relative_to(filled(options.weights_from).resolve())
+        and began["with_optimizer"] == options.with_optimizer
+    )
 
 
 def like_the_earlier(options: TrainOptions, output: Path, cfg: Run) -> Run:

@@ -20,12 +20,13 @@ def warnings(cfg: Run, finished: Result, output: Path, *, from_another: bool = F
 
     Args:
         cfg: the resolved configuration.
-        finished: its result.
+        finished: its result, with the assessments.
         output: the run's folder, which holds the loss curve.
         from_another: whether it started from another run's weights, which know the data already.
     """
     return [
-        *([] if from_another else _few_steps(cfg, finished)),
+        *(_lost(finished) if from_another else _few_steps(cfg, finished)),
+        *_still_rising(cfg, finished),
         *_risen_loss(cfg, output / finished.loss.curve),
         *_optimistic_choice(finished),
         *workloads.load(cfg.workload).warnings(cfg, finished.final_metrics()),
@@ -45,6 +46,50 @@ def _few_steps(cfg: Run, finished: Result) -> list[str]:
     return [
         f"The weights were updated in {counted(steps, 'step')} only; fewer than {FEW_STEPS} seldom "
         f"teach a model what is in the data. To train one, {advice}."
+    ]
+
+
+def _lost(finished: Result) -> list[str]:
+    """Where the weights that the run began with were better than those it has made."""
+    quality, best = finished.quality, finished.best
+    split = best.split if best else quality.split
+    values = {
+        e.at_sample: e.metrics[quality.metric] for e in finished.evaluations if e.split == split
+    }
+    first = values.get(0)
+    if best and best.at_sample == 0:
+        return [
+            f"No step made the weights better that the run began with ({quality.metric} on {split} "
+            f"{best.value:.5g}): these are kept. Lower --lr, or take the optimiser's state, too "
+            "(--with-optimizer)."
+        ]
+    if best or not metrics.improves(first, quality.value, quality.better):
+        return []
+    return [
+        f"The weights that the run began with were better: {quality.metric} on {split} was "
+        f"{first:.5g}, and is {quality.value:.5g} now. Lower --lr, or keep the best weights with "
+        "--patience 8."
+    ]
+
+
+def _still_rising(cfg: Run, finished: Result) -> list[str]:
+    """Where the AUC gained more than chance after the first half, and to the end. One epoch shows
+    new rows only, so it does not tell what a second one would do."""
+    best, quality = finished.best, finished.quality
+    split = best.split if best else quality.split
+    assessed = finished.assessments.get(split)
+    if finished.ended != "epochs" or cfg.epochs < 2 or quality.reached or quality.metric != "auc":
+        return []
+    values = [e.metrics["auc"] for e in finished.evaluations if e.split == split and e.at_sample]
+    gain = metrics.late_gain([value for value in values if value is not None], quality.better)
+    low = assessed.auc.low if assessed and assessed.auc else None
+    if gain is None or low is None or gain[0] >= low:
+        return []
+    early, late = gain
+    return [
+        f"The AUC on {split} was still rising when the epochs ended: it was {early:.4f} in their "
+        f"first half, {late:.4f} in the end. Train with --epochs {2 * cfg.epochs} and another "
+        "--output to see how far it goes."
     ]
 
 
