@@ -61,6 +61,7 @@ def test_dlrm_in_every_placement(tmp_path: Path) -> None:
                 assert "such tables lie whole on one device" in outcome, (name, outcome)
 
 
+@pytest.mark.gpu_full
 def test_several_ids_per_feature(tmp_path: Path) -> None:
     """Each rank compares with one device itself."""
     bag_ranks.write_data(tmp_path / "data")
