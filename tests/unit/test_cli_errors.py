@@ -63,6 +63,14 @@ def test_words(capsys: pytest.CaptureFixture[str], arguments: list[str], parts: 
     refused(capsys, arguments, *parts)
 
 
+def test_a_runs_folder_where_its_name_belongs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    command = f"'trainmark show NAME --config {tmp_path / 'config.json'}'"
+    refused(capsys, ["show", str(tmp_path)], f"{tmp_path} is the folder of a run", command)
+
+
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [

@@ -30,6 +30,12 @@ def parse_run(verb: str, arguments: list[str], options_kind: type[T]) -> tuple[R
     from trainmark import workloads  # a quarter of a second, which verbs without a run do not need
 
     name, rest = first_word(verb, "RUN", arguments, list(workloads.named_runs()))
+    if (Path(name) / "config.json").is_file():
+        raise InputError(
+            f"{name} is the folder of a run; {verb} takes the name of one. 'trainmark replay "
+            f"{name}' prints the command that made it, and 'trainmark {verb} NAME --config "
+            f"{Path(name) / 'config.json'}' takes its settings."
+        )
     cfg = workloads.named_run(name)
     rest = _in_our_words(list(_paired_flags(rest)), type(cfg), options_kind)
     config = _flag_value(rest, "--config")
