@@ -319,6 +319,51 @@ def test_lists_that_are_too_long(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [[i for i in row if i >= 0] for row in found] == expected[-len(found) :]
 
 
+def test_a_text_has_room_for_the_longest_list_that_there_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a list of Parquet's has; --columns need not say how long it is."""
+    log = make_log() | {"city": ["c"] * ROWS}
+    found = {}
+    for longest in (5, 37, 101):
+        log["seen"][3] = list(range(longest))
+        output = tmp_path / str(longest)
+        columns = COLUMNS.replace("tags,seen", "tags:list,seen:list")
+        code = prepare("csv", write_csv(tmp_path / "log.csv", log), output, columns)
+        if longest > lists.MOST:
+            assert "seen:string[101] takes this one" in refused(capsys, code)
+            continue
+        assert code == 0
+        assert "Warning" not in capsys.readouterr().out
+        assert feature_spec.read(output).hotness == (3, longest, 1)
+        facts = json.loads((output / "vocabulary/vocabulary.json").read_text())
+        readings = [use["reading"] for use in facts["inputs"]["columns"]]
+        assert readings == ["standard", "string[3]", f"string[{longest}]", "string"]
+        name = feature_spec.read(output).categorical[0]
+        found[longest] = (output / "train" / name).read_bytes()
+    declared = COLUMNS.replace("tags,seen", "tags:string[3],seen:list")
+    log["seen"][3] = list(range(5))
+    assert prepare("csv", write_csv(tmp_path / "log.csv", log), tmp_path / "d", declared) == 0
+    assert (tmp_path / "d/train/cat_0.bin").read_bytes() == found[5]
+
+
+def test_rows_have_no_room_for_any_number_of_values(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = make_log()
+    path = write_csv(tmp_path / "log.csv", log)
+    columns = "label=clicked categorical=tags:string[{}]"
+    said = refused(capsys, prepare("csv", path, tmp_path / "d", columns.format(200_000)))
+    assert "string[200000] in --columns: a list may have at most 10,000 values" in said
+    assert prepare("csv", path, tmp_path / "d", columns.format(2000)) == 0
+    assert feature_spec.read(tmp_path / "d").hotness == (2000,)
+    log["seen"][3] = [7] * 10_001
+    parquet = write_parquet(tmp_path / "log.parquet", log)
+    said = refused(capsys, prepare("parquet", parquet, tmp_path / "p"))
+    assert "longest list of seen has 10,001 values; at most 10,000 are stored" in said
+    assert "seen:int64[10000] with --bad-rows keep" in said
+
+
 def test_one_list_that_is_much_longer_than_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,7 +7,6 @@ dictionary of the whole column, and for each block the numbers of its own entrie
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +32,25 @@ def dictionary_path(folder: Path, index: int, column: int) -> Path:
     return folder / f"{index:06d}.{column}.arrow"
 
 
-def numbers_path(folder: Path, index: int, column: int) -> Path:
-    return folder / f"{index:06d}.{column}.numbers"
+def numbers_path(folder: Path, column: int) -> Path:
+    return folder / f"strings.{column}.numbers"
 
 
 def all_strings_path(folder: Path, column: int) -> Path:
     return folder / f"strings.{column}.arrow"
+
+
+def number_blocks(columns: Sequence[Any]) -> tuple[list[NDArray[np.uint32]], Any]:
+    """What `number_block` gives of columns that are numbered together, of which those of a list's
+    last places may be all null."""
+    if len(columns) == 1:
+        numbers, distinct = number_block(columns[0])
+        return [numbers], distinct
+    there = [column for column in columns if column.null_count < len(column)] or columns[:1]
+    numbers, distinct = number_block(pa.concat_arrays(there))
+    nothing = np.zeros(len(columns[0]), np.uint32)
+    of_columns = np.split(numbers, len(there))
+    return of_columns + [nothing] * (len(columns) - len(there)), distinct
 
 
 def number_block(strings: Any) -> tuple[NDArray[np.uint32], Any]:
@@ -113,19 +125,20 @@ def write_dictionary(path: Path, strings: Any) -> list[Any]:
     return check.value()
 
 
-def intern(folder: Path, indices: Sequence[int], columns: Sequence[int]) -> None:
-    """Number the strings of columns through all blocks, in place of each block's own numbers.
-
-    Those of several columns are numbered together; their file of all strings is the first one's.
-    """
-    own = [(index, column) for index in indices for column in columns]
-    blocks = [_mapped(dictionary_path(folder, *place)) for place in own]
+def intern(folder: Path, indices: Sequence[int], column: int) -> None:
+    """Number the strings of a column through all blocks: a file of the numbers that each block's
+    own strings get, one block after the other, behind where each begins. It is one file, because
+    there are logs of more blocks than files may be open."""
+    blocks = [_mapped(dictionary_path(folder, index, column)) for index in indices]
+    sizes = [4 * (1 + len(block)) for block in blocks]  # the first number, 0, is of no string
+    begins = np.cumsum([8 * (len(blocks) + 1), *sizes])
     starts, count = [0] * len(blocks), 0
-    with ExitStack() as opened:
-        files = [opened.enter_context(numbers_path(folder, *place).open("wb")) for place in own]
-        writer = opened.enter_context(_Writer(all_strings_path(folder, columns[0])))
-        for file in files:
-            file.write(np.zeros(1, np.uint32).data)  # the missing value
+    with (
+        _Writer(all_strings_path(folder, column)) as writer,
+        numbers_path(folder, column).open("wb", buffering=0) as file,
+    ):
+        file.write(begins.data)
+        file.truncate(begins[-1])
         for bound in _bounds(blocks):
             stops = [
                 bisect_right(block, bound, start, key=_text)
@@ -137,15 +150,27 @@ def intern(folder: Path, indices: Sequence[int], columns: Sequence[int]) -> None
             numbers, distinct = number_block(joined)
             numbers += np.uint32(count)
             ends = np.cumsum([len(part) for part in parts])
-            for file, of_block in zip(files, np.split(numbers, ends[:-1]), strict=True):
+            of_blocks = zip(begins, starts, np.split(numbers, ends[:-1]), strict=False)
+            for begin, start, of_block in of_blocks:
+                file.seek(begin + 4 * (1 + start))
                 file.write(of_block.data)
             writer.write(distinct)
             starts, count = stops, count + len(distinct)
 
 
+def read_numbers(folder: Path, index: int, column: int) -> NDArray[np.uint32]:
+    """The numbers in all blocks of a block's own strings, behind a 0."""
+    with numbers_path(folder, column).open("rb") as file:
+        file.seek(8 * index)
+        begin, end = np.fromfile(file, np.int64, 2)
+        file.seek(begin)
+        return np.fromfile(file, np.uint32, (end - begin) // 4)
+
+
 def _mapped(path: Path) -> Any:
     """A block's dictionary, of which only what is looked at comes into memory."""
-    return pa.ipc.open_file(pa.memory_map(str(path))).read_all().column(0)
+    with pa.memory_map(str(path)) as file:  # closed, it is mapped as long as it is looked at
+        return pa.ipc.open_file(file).read_all().column(0)
 
 
 def _bounds(blocks: Sequence[Any]) -> list[bytes]:

@@ -37,7 +37,7 @@ class ColumnReader:
     def _final(self, record: BlockRecord, numbers: Array) -> Array:
         """Numbers that mean the same in all blocks."""
         if self.kind == "string":
-            numbers = self.store.string_numbers(record.index, self.column)[numbers]
+            numbers = self.store.string_numbers(record.index, self._first)[numbers]
         return numbers % self.dtype.type(self.modulus) if self.modulus else numbers
 
     def dictionary(self, record: BlockRecord) -> tuple[Array, Array]:

@@ -215,8 +215,12 @@ class CategoricalColumn(IdColumn):
 
     def __init__(self, name: str, given: Given, number: int) -> None:
         schema, job = given.store.schema, given.job
-        super().__init__(name, given, schema.places(number), job.rules[number])
-        self._most = schema.categorical[number].most
+        column, places = schema.categorical[number], schema.places(number)
+        self._longest = _longest(given.store, places)
+        # No list reaches the others.
+        super().__init__(name, given, places[: max(self._longest, 1)], job.rules[number])
+        self._most = len(self.places) if column.is_found else column.most
+        self._limit = column.most if column.is_found else None
         self._file = f"{VOCABULARY}/{name}.parquet"
         self.path = given.work.dataset / self._file
         self.old = job.vocabulary / self.path.name if job.vocabulary else None
@@ -241,29 +245,29 @@ class CategoricalColumn(IdColumn):
             "digest": identity.digest(self.path),
         }
         if self._most:
-            facts |= {"most": self._most, "longest": self._longest()}
+            facts |= {"most": self._most, "longest": self._longest}
+            facts |= {"limit": self._limit} if self._limit else {}
         if self.old is not None and self._given.job.grow:
             facts["grown"] = _grown(self.old, self.rules, kept)
         return Built(facts, {self._file: checksums.of_file(self.path)})
 
-    def _longest(self) -> int:
-        """How many values the longest list has, of all rows in the blocks that are read."""
-        rows = self._given.division.all_rows
-
-        def is_empty(reader: ColumnReader) -> bool:
-            records = reader.records(rows)
-            return all(record.columns[reader.column].missing == record.rows for record in records)
-
-        return len(self.readers) - sum(takewhile(bool, map(is_empty, reversed(self.readers))))
-
     def _field(self, known: Vocabulary, special: SpecialIds) -> Field:
         dtype = dtype_of_ids(self.rules.cardinality(num_kept(self.path)))
         if self._most:
-            return BagField(self.readers, known, dtype, special)
+            return BagField(self.readers, self._most, known, dtype, special)
         return CategoricalField(self.readers[0], known, dtype, special)
 
     def facts(self, counts: Mapping[str, int]) -> dict[str, Any]:
         return {"rare": sum(counts.values())}
+
+
+def _longest(store: Store, places: Sequence[int]) -> int:
+    """How many values the longest list has."""
+
+    def is_empty(place: int) -> bool:
+        return all(record.columns[place].missing == record.rows for record in store.records)
+
+    return len(places) - sum(takewhile(bool, map(is_empty, reversed(places))))
 
 
 def _grown(old: Path, rules: Rules, kept: int) -> dict[str, Any]:

@@ -158,7 +158,8 @@ class BagField(Field):
     """The ids of a column of lists; counts the rare ones.
 
     Args:
-        readers: of every place in a list.
+        readers: of every place in a list that some list reaches.
+        most: how many places there are.
         vocabulary, dtype, special: as of a `CategoricalField`.
     """
 
@@ -168,6 +169,7 @@ class BagField(Field):
     def __init__(
         self,
         readers: Sequence[ColumnReader],
+        most: int,
         vocabulary: Vocabulary,
         dtype: np.dtype[Any],
         special: SpecialIds,
@@ -175,10 +177,10 @@ class BagField(Field):
         none = replace(special, missing=self.MISSING)
         self._fields = [CategoricalField(r, vocabulary, dtype, none) for r in readers]
         self._rare_id = special.rare
-        self.dtype, self.row_bytes = dtype, 12 * len(readers)
+        self.dtype, self.row_bytes, self._most = dtype, 12 * most, most
 
     def read(self, parts: Sequence[Part]) -> Array:
-        ids = np.empty((rows_of(parts), len(self._fields)), self.dtype)
+        ids = np.full((rows_of(parts), self._most), self.MISSING, self.dtype)
         for place, field in enumerate(self._fields):
             ids[:, place] = field.read(parts)
         return ids

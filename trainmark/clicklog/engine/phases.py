@@ -25,7 +25,7 @@ from trainmark.errors import InputError
 from trainmark.formatting import readable_size
 
 BAD_ROWS = "bad_rows.txt"
-STORE = 3
+STORE = 4
 """Version of what store.py writes."""
 
 RowsCheck = Callable[[Mapping[str, int]], None]
@@ -129,17 +129,19 @@ class EmbeddedEngine:
     def _number_strings(self, blocks: Sequence[int]) -> None:
         """Number the strings of each column through all blocks."""
         schema = self.job.source.schema
-        columns = [p for p in schema.vocabularies() if schema.stored[p[0]].kind == "string"]
+        columns = [p[0] for p in schema.vocabularies() if schema.stored[p[0]].kind == "string"]
         if columns:
             from trainmark.clicklog.arrays import strings  # pyarrow
 
             with Workers(strings, min(self.limits.workers, len(columns), len(blocks))) as workers:
-                workers.each(0, "intern", [(self.work.blocks, blocks, of) for of in columns])
+                workers.each(
+                    0, "intern", [(self.work.blocks, blocks, column) for column in columns]
+                )
 
     def _check_disk(self, rows: int) -> None:
         """Say how much disk the run needs, and stop now if that is not there."""
         schema = self.job.source.schema
-        ids = len(schema.stored) - len(schema.helpers)
+        ids = sum(column.likely_places for column in schema.categorical)
         out_bytes = 1 + (4 if schema.numbers else 2) * schema.num_numerical + 4 * ids
         needed = rows * (self._stored_bytes() + out_bytes + 4)
         there = sum(p.stat().st_size for p in self.work.folder.rglob("*") if p.is_file())
@@ -161,7 +163,8 @@ class EmbeddedEngine:
         """What a row takes in the store, at most: its place, its label, its columns."""
         schema = self.job.source.schema
         wide = ("uint64", "int64", "float64")
-        categorical = sum(8 if column.kind in wide else 4 for column in schema.stored)
+        columns = (*schema.categorical, *schema.helpers)
+        categorical = sum((8 if c.kind in wide else 4) * c.likely_places for c in columns)
         return 4 + 1 + (8 if schema.numbers else 2) * schema.num_numerical + categorical
 
     # --- phase 3
@@ -217,7 +220,7 @@ class EmbeddedEngine:
         facts = summary.vocabulary_facts(
             rules,
             list(features),
-            inputs and fitted.recorded(inputs),
+            inputs and summary.with_lists(fitted.recorded(inputs), features),
             [fact["digest"] for fact in features.values()],
             self._extends(features),
         )

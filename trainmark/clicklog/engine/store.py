@@ -7,10 +7,11 @@ Within a block the rows are grouped by bucket (shuffle.py). The file holds, in t
     labels         uint8 [rows]
     numerical      float16 [rows, columns]; where they are yet to be transformed (`Schema.numbers`),
                    float64 [rows] of one column after the other, NaN where missing
-    each categorical column:
+    each categorical column (of lists, one for each place in them):
         zeros      uint32, places of the rows that hold the number 0 (a stored 0 is a missing value)
         dictionary numbers in order of appearance, then uint32 how often each occurs
-        rows       codes of 1 or 2 bytes into the dictionary; without one, the numbers themselves
+        rows       codes of 1 or 2 bytes into the dictionary, or none if it has a single entry;
+                   without one, the numbers themselves
 
 Columns that are carried along as they are lie beside it, as Parquet, in the rows' own order. A
 record (a line in blocks.jsonl) says where things are, and what the file's checksum is.
@@ -51,7 +52,7 @@ class StoredColumn:
 
     offset: int
     width: int
-    """Bytes per row."""
+    """Bytes per row; 0: all rows hold the dictionary's only entry."""
     distinct: int
     """Size of the dictionary; 0: there is none."""
     zeros: int
@@ -120,18 +121,19 @@ def write(
         writer.put_rows(block.labels.view(np.uint8))
         for numbers in numerical:
             writer.put_rows(np.ascontiguousarray(numbers))
-        stored = zip(schema.stored, block.categorical, strict=True)
-        for number, (column, values) in enumerate(stored):
+        for together in schema.vocabularies():
+            column = schema.stored[together[0]]
+            given = [block.categorical[number] for number in together]
             if column.kind == "string":
                 from trainmark.clicklog.arrays import strings
 
-                path = strings.dictionary_path(folder, index, number)
-                numbers, dictionary = strings.number_block(values)
-                zeros = np.empty(0, np.int64)
+                path = strings.dictionary_path(folder, index, together[0])
+                of_columns, dictionary = strings.number_blocks(given)
+                stored = ((numbers, np.empty(0, np.int64)) for numbers in of_columns)
                 others[path.name] = strings.write_dictionary(path, dictionary)
             else:
-                numbers, zeros = split_zeros(column, values)
-            columns.append(writer.put_column(numbers, zeros))
+                stored = (split_zeros(column, values) for values in given)
+            columns += [writer.put_column(numbers, zeros) for numbers, zeros in stored]
     if block.kept is not None:
         path = kept.path_of(folder, index)
         others[path.name] = kept.write(path, block.kept)
@@ -247,6 +249,8 @@ def _rows(numbers: Array, order: Array) -> list[Array]:
     if encoded is None:
         return [numbers[:0], np.empty(0, np.uint32), _taken(numbers, order)]
     codes, dictionary, counts = encoded
+    if len(dictionary) == 1:  # such as of a place that no list of the block reaches
+        return [dictionary, counts, np.empty(0, np.uint8)]
     width = np.uint8 if len(dictionary) <= 1 << 8 else np.uint16
     return [dictionary, counts, _taken(codes, order, width)]
 
@@ -259,7 +263,7 @@ def _describe(offset: int, parts: Sequence[Array], numbers: Array) -> StoredColu
         stored_zeros = len(numbers) - int(np.count_nonzero(numbers))
     return StoredColumn(
         offset=offset,
-        width=rows.itemsize,
+        width=rows.itemsize if len(rows) else 0,
         distinct=len(dictionary),
         zeros=len(zeros),
         missing=stored_zeros - len(zeros),
@@ -287,7 +291,8 @@ class Store:
         self._descriptors = _Descriptors()
         # Of this store alone: another run of this process may have a folder of the same name.
         self.string_numbers = lru_cache(maxsize=4)(partial(_string_numbers, folder))
-        """Of a block's own strings in a column: their numbers in the whole column."""
+        """Of a block's own strings in a column, or in several that are numbered together and have
+        this first one: their numbers in all blocks."""
         self.rows = sum(record.rows for record in self.records)
         self.bounds = np.zeros((len(self.records), (1 << bits) + 1), np.uint32)
         """[blocks, buckets + 1]: the places where each bucket of a block starts, and its end."""
@@ -349,6 +354,8 @@ class Store:
         stored = record.columns[column]
         dtype = dtype_of(self.schema.stored[column])
         offset = stored.offset + 4 * stored.zeros
+        if stored.distinct and not stored.width:
+            return np.zeros(stop - start, np.uint8)
         if stored.distinct:
             offset += stored.distinct * (dtype.itemsize + 4)
             dtype = np.dtype(f"u{stored.width}")
@@ -358,7 +365,7 @@ class Store:
 def _string_numbers(folder: Path, index: int, column: int) -> Array:
     from trainmark.clicklog.arrays import strings  # pyarrow, which logs without strings do without
 
-    return np.fromfile(strings.numbers_path(folder, index, column), np.uint32)
+    return strings.read_numbers(folder, index, column)
 
 
 class _Descriptors:

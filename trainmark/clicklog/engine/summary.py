@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trainmark.clicklog.engine.splits import RowSet
 from trainmark.clicklog.engine.vocabulary import Rules
+from trainmark.clicklog.sources import lists
 from trainmark.errors import InputError
 from trainmark.files import read_json
 from trainmark.formatting import readable_size
@@ -67,7 +69,7 @@ def manifest(
                 "rare_rows": feature["rare"],
                 "rare_share": feature["rare"] / rows,
                 **({"new_ids": feature["grown"]["new_ids"]} if "grown" in feature else {}),
-                **{key: feature[key] for key in ("most", "longest") if key in feature},
+                **{key: feature[key] for key in ("most", "longest", "limit") if key in feature},
             }
             for name, feature in features.items()
         },
@@ -110,6 +112,17 @@ def vocabulary_facts(
         },
         **({} if inputs is None else {"inputs": inputs}),
     }
+
+
+def with_lists(inputs: dict[str, Any], features: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """How columns were read, where those of lists have as many values as are stored of a row."""
+
+    def of_column(use: Mapping[str, Any]) -> Mapping[str, Any]:
+        feature = features.get(use["column"], {})
+        reading = lists.parse(use.get("reading")) if "most" in feature else None
+        return {**use, "reading": str(replace(reading, most=feature["most"]))} if reading else use
+
+    return {**inputs, "columns": [of_column(use) for use in inputs["columns"]]}
 
 
 def rare_shares(manifest: Path) -> dict[str, float]:
@@ -156,19 +169,18 @@ def unknown_warning(shares: Mapping[str, float], before: Mapping[str, float]) ->
     )
 
 
-def list_warning(name: str, most: int, longest: int) -> str | None:
-    """A sentence on a column of lists with far more room, or other separators, than its rows have.
-
-    Args:
-        most, longest: values that a row may have, and the most that one has.
-    """
+def list_warning(name: str, feature: Mapping[str, Any]) -> str | None:
+    """A sentence on a column of lists with far more room, or other separators, than its rows have;
+    of other columns, None."""
+    longest = feature.get("longest", 0)
+    most = feature.get("limit", feature.get("most", 0))
     if longest == 1 < most:
         return (
             f"No row of {name} has more than one value. If its lists are texts, say what is "
             f"between their values, such as {name}:string[{most};] for semicolons; brackets and "
             "quotation marks would be part of the values."
         )
-    if most > 2 * longest > 0:
+    if "limit" not in feature and most > 2 * longest > 0:
         return (
             f"Every row of {name} has room for {most:,} values; the longest list has {longest:,}. "
             f"[{longest}] behind its kind, in --columns, takes less."
@@ -246,7 +258,7 @@ def show(output: Path, facts: Mapping[str, Any]) -> None:
     if warning := rare_warning(shares):
         warn(warning)
     for name, feature in facts["features"].items():
-        if sentence := list_warning(name, feature.get("most", 0), feature.get("longest", 0)):
+        if sentence := list_warning(name, feature):
             warn(sentence)
     if "best_auc" in facts:
         console.print(f"best possible AUC on the last day: {facts['best_auc']:.4f}")

@@ -128,7 +128,7 @@ def _use(role: Role, name: str, columns: Sequence[str]) -> ColumnUse:
             reading = number_readings.in_order(reading)
         return ColumnUse(head, role, reading)
     if name not in columns and head and head in columns:
-        of_lists = (lists.WORD, f"string[{lists.MOST}]") if role == "categorical" else ()
+        of_lists = (lists.WORD, f"string[{lists.USUAL}]") if role == "categorical" else ()
         known = (*READINGS[role], *of_lists)
         raise unknown(f"way to read the {role} column {head}", reading, known)
     return ColumnUse(name, role)
@@ -194,7 +194,8 @@ def schema(uses: Sequence[ColumnUse]) -> Schema:
         if use.role == "categorical":
             of_list = lists.parse(use.reading)
             kind = kinds[of_list.kind if of_list else use.reading or "string"]
-            categorical.append(Column(use.column, kind, of_list.most if of_list else None))
+            most, is_found = (of_list.most, of_list.is_found) if of_list else (None, False)
+            categorical.append(Column(use.column, kind, most, is_found))
         elif use.role == "timestamp":
             categorical += [Column(f"{use.column}.hour"), Column(f"{use.column}.weekday")]
     numbers = tuple(

@@ -177,7 +177,7 @@ def _reading(use: ColumnUse, kind: pa.DataType, numerical: str) -> str | None:
                 f"--columns: {use.column} is a column of {kind}; lists, or texts, can be read as "
                 "a list."
             )
-        return str(lists.ListReading("string", lists.MOST))
+        return lists.WORD
     if pa.types.is_nested(kind):
         raise InputError(
             f"--columns: {use.column} is a column of {kind}; single values, or lists of them, are "

@@ -2,8 +2,9 @@
 
 How one is read is written KIND[MOST] or, where a list is a text, KIND[MOST SEPARATOR]: the kind of
 its values, how many a row may have, and what is between them, such as string[20|]. `list` alone
-leaves all three to the file's type and to the defaults below. Missing values, and empty texts, are
-no values: a list may be empty. Nor are blanks around the values of a text.
+leaves kind and separator to the file's type and to the defaults below, and the number to the
+longest list that there is. Missing values, and empty texts, are no values: a list may be empty. Nor
+are blanks around the values of a text.
 """
 
 import dataclasses
@@ -16,10 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainmark.clicklog.sources.rows import Values
+from trainmark.errors import InputError
 
 WORD = "list"
-SEPARATOR, MOST = "|", 20
+SEPARATOR, MOST = "|", 100
 """Where a list is a text, by default."""
+LIMIT = 10_000
+"""Values of a row: each of them is a column of the store."""
+USUAL = 20
+"""Values of a row that are worth no warning."""
 FAR = 4
 """Times as long as nearly all lists: worth a warning."""
 _READING = re.compile(r"(string|int64|uint64|float64|hex)\[(\d+)([^\w:\]]?)\]")
@@ -35,6 +41,8 @@ class ListReading:
     """Values that a row may have."""
     separator: str = SEPARATOR
     """Between the values, where a list is a text."""
+    is_found: bool = False
+    """Whether rows have as many places as the longest list needs, and `most` is but the limit."""
 
     def __str__(self) -> str:
         separator = "" if self.separator == SEPARATOR else self.separator
@@ -43,14 +51,22 @@ class ListReading:
 
 def parse(reading: str | None) -> ListReading | None:
     """What a reading says; None if it is of single values."""
+    if reading == WORD:
+        return ListReading("string", MOST, is_found=True)
     match = _READING.fullmatch(reading or "")
     if not match or not int(match[2]):
         return None
+    if len(match[2]) > len(str(LIMIT)) or int(match[2]) > LIMIT:
+        raise InputError(
+            f"{reading} in --columns: a list may have at most {LIMIT:,} values, because every row "
+            f"is stored with room for so many. {match[1]}[{LIMIT}{match[3]}] with --bad-rows keep "
+            "takes the first ones of longer lists."
+        )
     return ListReading(match[1], int(match[2]), match[3] or SEPARATOR)
 
 
 def is_reading(text: str) -> bool:
-    return text == WORD or parse(text) is not None
+    return parse(text) is not None
 
 
 def is_list(kind: Any) -> bool:
@@ -76,7 +92,7 @@ def outlier(column: str, reading: ListReading, rows_of_length: NDArray[np.int64]
     """A sentence on a longest list for whose sake all rows are stored at many times their size."""
     ends = np.searchsorted(np.cumsum(rows_of_length), 0.999 * rows_of_length.sum())
     usual, most = max(int(ends), 1), len(rows_of_length) - 1
-    if most <= max(FAR * usual, MOST):
+    if most <= max(FAR * usual, USUAL):
         return None
     shorter = dataclasses.replace(reading, most=usual)
     return (
@@ -108,13 +124,16 @@ def slots(
     values, row = _values_there(column)
     converted, bad_values = convert_values(values)
     place = np.arange(len(row)) - np.searchsorted(row, row)
-    bad = np.bincount(row, minlength=rows) > reading.most
+    lengths = np.bincount(row, minlength=rows)
+    bad = lengths > reading.most
     bad[row[bad_values]] = True
-    found = []
-    for slot in range(reading.most):
+    found, longest = [], int(lengths.max(initial=0))
+    for slot in range(min(longest, reading.most)):
         chosen = np.flatnonzero((place == slot) & ~bad_values)
         found.append(_spread(converted, chosen, row[chosen], rows))
-    return found, bad
+    nothing = np.empty(0, np.int64)
+    empty = _spread(converted, nothing, nothing, rows)
+    return found + [empty] * (reading.most - len(found)), bad
 
 
 def _values_there(column: Any) -> tuple[Any, NDArray[np.int64]]:

@@ -113,7 +113,15 @@ class ParquetSource:
                 both[: len(more)] += more
                 found = both
         self.warnings += filter(None, [lists.outlier(use.column, reading, found)])
-        return replace(use, reading=str(replace(reading, most=len(found) - 1)))
+        longest = len(found) - 1
+        if longest > lists.LIMIT:
+            most = replace(reading, most=lists.LIMIT)
+            raise InputError(
+                f"The longest list of {use.column} has {longest:,} values; at most {lists.LIMIT:,} "
+                "are stored, because every row has room for so many. Say "
+                f"{use.column}:{most} with --bad-rows keep to take the first ones."
+            )
+        return replace(use, reading=str(replace(reading, most=longest)))
 
     def _differences(
         self, schemas: Sequence[pa.Schema], uses: Sequence[ColumnUse], kinds: dict[str, pa.DataType]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -9,6 +10,8 @@ from numpy.typing import NDArray
 
 Kind = Literal["uint32", "uint64", "int64", "float64", "string"]
 """What a categorical column's values are; all become unsigned numbers of the same order."""
+LIKELY = 20
+"""Values of the longest list of a column of which nobody said it."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,13 @@ class Column:
     kind: Kind = "uint32"
     most: int | None = None
     """Of a column of lists: the values that a row may have. The store has a column for each."""
+    is_found: bool = False
+    """Of a column of lists: whether the dataset has room for its longest one, not for `most`."""
+
+    @property
+    def likely_places(self) -> int:
+        """Values of a row, or how many there may be, as far as is known before rows are read."""
+        return min(self.most or 1, LIKELY) if self.is_found else self.most or 1
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,7 @@ class Schema:
     transformed: tuple[Number, ...] = ()
     """The numerical columns that the source transforms itself."""
 
-    @property
+    @cached_property
     def stored(self) -> tuple[Column, ...]:
         """The categorical columns of the store."""
         features = [column for column in self.categorical for _ in range(column.most or 1)]
