@@ -11,7 +11,7 @@ import pytest
 
 from tests.small_distilbert import batches, config, write_dataset
 from trainmark.cli import main
-from trainmark.corpus import sentences, sst2
+from trainmark.corpus import sentence_files, sentences, sst2
 from trainmark.errors import InputError
 from trainmark.hardware.devices import Cluster
 from trainmark.workloads import resolve
@@ -85,6 +85,21 @@ def test_csv_and_parquet(tmp_path: Path) -> None:
         assert sst2.read_table(tmp_path / name, 2) == (texts, [1, 0])
 
 
+def test_a_table_is_read_as_predict_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part at a time, in which other columns may be of any type, and blank lines are none."""
+    monkeypatch.setattr(sentence_files, "PART_BYTES", 1 << 8)
+    rows = [f'{n if n < 80 else "?"}\ta "b" {n}\t{n % 2}' for n in range(100)]
+    path = table(tmp_path / "t.tsv", [*rows, "", ""], header="idx\tsentence\tlabel")
+    texts = [f'a "b" {n}' for n in range(100)]
+    assert sst2.read_table(path, 2) == (texts, [0, 1] * 50)
+    found = sentence_files.parts([path], None, ["idx"])
+    assert [text for part in found for text in part.sentences] == texts
+    with pytest.raises(InputError, match=r"t\.txt is expected to be a table"):
+        sst2.read_table(path.rename(tmp_path / "t.txt"), 2)
+
+
 def test_repeated_prepare_does_nothing(tmp_path: Path, tokenizer: Path, capsys: Any) -> None:
     prepare(tmp_path, tokenizer, ROWS)
     prepare(tmp_path, tokenizer, ROWS)
@@ -105,7 +120,8 @@ def test_repeated_prepare_does_nothing(tmp_path: Path, tokenizer: Path, capsys: 
         (["fine\t1", " \t0"], r"empty sentences in line\(s\) 3"),
         (["a\t1", "b\t2", "c\t-1"], r"labels must be 0 to 1; received '2', '-1' in line\(s\) 3, 4"),
         (["a\tgood"], "received 'good'"),
-        (["a"], "received None"),
+        (["a"], "Expected 2 columns, got 1: a"),
+        (["a\t"], "received None"),
         ([], "has no rows"),
     ],
 )

@@ -4,6 +4,7 @@ The parts are the same each time that the files are read.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,9 @@ def parts(paths: Sequence[Path], column: str | None, keep: Sequence[str]) -> Ite
     for path, size in zip(paths, sizes, strict=True):
         line = 1 if path.suffix not in TABLES else 2  # after the header
         done = 0
-        for table in _tables(path, column or COLUMN, keep):
+        names = columns(path)
+        _check(path, names, column or COLUMN, keep)
+        for table in _tables(path, [column or COLUMN, *keep], is_single=len(names) < 2):
             done += table.nbytes  # which is about as many as in the file
             share = (before + min(done, size)) / whole
             texts = pc.cast(table[column or COLUMN], pa.string()).to_pylist()
@@ -57,50 +60,65 @@ def parts(paths: Sequence[Path], column: str | None, keep: Sequence[str]) -> Ite
         before += size
 
 
-def _tables(path: Path, column: str, keep: Sequence[str]) -> Iterator[pa.Table]:
-    try:
+def columns(path: Path) -> list[str]:
+    """The names of a table's columns; none of plain text."""
+    with _readable(path):
         if path.suffix in PARQUET:
-            yield from _of_parquet(path, column, keep)
-        else:
-            yield from _of_text(path, column, keep)
+            with open_parquet(path) as file:
+                return list(file.schema_arrow.names)
+        if path.suffix not in TABLES:
+            return []
+        with _opened_text(path, [], is_single=False) as reader:
+            return list(reader.schema.names)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, pa.ArrowException) as error:
         raise InputError(f"{path} cannot be read: {str(error).rstrip('.')}.") from None
 
 
-def _of_parquet(path: Path, column: str, keep: Sequence[str]) -> Iterator[pa.Table]:
-    with open_parquet(path) as file:
-        _check(path, file.schema_arrow.names, column, keep)
-        for batch in batches(file, path, PART_ROWS, columns=[column, *keep]):
-            yield pa.Table.from_batches([batch])
+def _tables(path: Path, wanted: list[str], is_single: bool) -> Iterator[pa.Table]:
+    with _readable(path):
+        if path.suffix in PARQUET:
+            with open_parquet(path) as file:
+                for batch in batches(file, path, PART_ROWS, columns=wanted):
+                    yield pa.Table.from_batches([batch])
+        else:
+            with _opened_text(path, wanted, is_single) as reader:
+                for batch in reader:
+                    yield pa.Table.from_batches([batch])
 
 
-def _of_text(path: Path, column: str, keep: Sequence[str]) -> Iterator[pa.Table]:
+def _opened_text(path: Path, wanted: list[str], is_single: bool) -> Any:
+    """Columns of a text as strings; none: all, as Arrow takes them. Where there is a single one, a
+    blank line is an empty sentence."""
     is_table = path.suffix in TABLES
-    if not is_table and keep:
-        raise InputError(f"--keep {keep[0]}: {path} has sentences alone, one on each line.")
     quote: Any = '"' if path.suffix == ".csv" else False
     delimiter = {".csv": ",", ".tsv": "\t"}.get(path.suffix, "\x1f")  # no character of a text
-    reader = pa.csv.open_csv(
+    return pa.csv.open_csv(
         path,
         pa.csv.ReadOptions(
-            block_size=PART_BYTES, use_threads=False, column_names=None if is_table else [column]
+            block_size=PART_BYTES, use_threads=False, column_names=None if is_table else wanted
         ),
         pa.csv.ParseOptions(
             delimiter=delimiter, quote_char=quote, newlines_in_values=bool(quote),
-            ignore_empty_lines=False,
+            ignore_empty_lines=not is_single,
         ),
         pa.csv.ConvertOptions(
-            column_types=dict.fromkeys([column, *keep], pa.string()), strings_can_be_null=True,
-            null_values=[""],
+            include_columns=wanted, column_types=dict.fromkeys(wanted, pa.string()),
+            strings_can_be_null=True, null_values=[""],
         ),
     )  # fmt: skip
-    with reader:
-        _check(path, reader.schema.names, column, keep)
-        for batch in reader:
-            yield pa.Table.from_batches([batch])
 
 
 def _check(path: Path, names: list[str], column: str, keep: Sequence[str]) -> None:
+    if not names:
+        if keep:
+            raise InputError(f"--keep {keep[0]}: {path} has sentences alone, one on each line.")
+        return
     if column not in names:
         raise InputError(
             f"{path} has no column {column!r}; it has {', '.join(names)}. Give --column, which "

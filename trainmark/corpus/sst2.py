@@ -3,7 +3,6 @@
 The tokens are those of the published preparation: [CLS] words [SEP], cut at 512 tokens.
 """
 
-import csv
 import hashlib
 import shutil
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import numpy as np
 from rich.table import Table
 
 from trainmark import files
-from trainmark.corpus import sentences
+from trainmark.corpus import sentence_files, sentences
 from trainmark.corpus.sentences import Sentences
 from trainmark.errors import InputError, raise_all, require
 from trainmark.progress import SafeConsole
@@ -22,6 +21,7 @@ from trainmark.progress import SafeConsole
 TOKENIZER_FILES = (
     "tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json",
 )  # fmt: skip
+LABEL = "label"
 _SHOWN = 5  # how many bad rows an error names
 
 
@@ -111,17 +111,21 @@ def _print_counts(counts: dict[str, dict[str, int]]) -> None:
 
 def read_table(path: Path, labels: int) -> tuple[list[str], list[int]]:
     """Sentences and labels, or everything that is wrong with them."""
-    rows = _read_parquet(path) if path.suffix == ".parquet" else _read_text(path)
-    texts, numbers = [str(text or "") for text, _ in rows], [_label(v) for _, v in rows]
+    _check_columns(path)
+    texts, found = list[str](), list[Any]()
+    for part in sentence_files.parts([path], None, [LABEL]):
+        texts += [text or "" for text in part.sentences]
+        found += part.kept[LABEL].to_pylist()
+    numbers = list(map(_label, found))
     problems = []
-    if not rows:
+    if not texts:
         problems.append(f"{path} has no rows.")
     empty = [i for i, text in enumerate(texts) if not text.strip()]
     if empty:
         problems.append(f"{path}: empty sentences in {_places(empty)}.")
     wrong = [i for i, number in enumerate(numbers) if number is None or not 0 <= number < labels]
     if wrong:
-        received = ", ".join(repr(rows[i][1]) for i in wrong[:_SHOWN])
+        received = ", ".join(repr(found[i]) for i in wrong[:_SHOWN])
         problems.append(
             f"{path}: labels must be 0 to {labels - 1}; received {received} in {_places(wrong)}. "
             "Give --labels for more classes."
@@ -144,34 +148,13 @@ def _places(rows: list[int]) -> str:
     return f"line(s) {shown}{more}"
 
 
-def _read_text(path: Path) -> list[tuple[Any, Any]]:
-    # GLUE's tab-separated files know no quoting: a quotation mark is part of the sentence.
-    style: dict[str, Any] = (
-        {} if path.suffix == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    )
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, **style)
-            _check_columns(path, list(reader.fieldnames or []))
-            return [(row["sentence"], row["label"]) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path} cannot be read as a table: {error}.") from None
-
-
-def _read_parquet(path: Path) -> list[tuple[Any, Any]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        table = pyarrow.parquet.read_table(path)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise InputError(f"{path} cannot be read as Parquet: {error}.") from None
-    _check_columns(path, table.column_names)
-    return list(zip(table["sentence"].to_pylist(), table["label"].to_pylist(), strict=True))
-
-
-def _check_columns(path: Path, columns: list[str]) -> None:
-    missing = [name for name in ("sentence", "label") if name not in columns]
+def _check_columns(path: Path) -> None:
+    if path.suffix not in (*sentence_files.TABLES, *sentence_files.PARQUET):
+        raise InputError(
+            f"{path} is expected to be a table, with a name that ends in .tsv, .csv or .parquet."
+        )
+    columns = sentence_files.columns(path)
+    missing = [name for name in (sentence_files.COLUMN, LABEL) if name not in columns]
     if missing:
         raise InputError(
             f"{path} has no column {' and no column '.join(missing)}; its header has: "
