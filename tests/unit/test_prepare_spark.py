@@ -11,6 +11,7 @@ import pytest
 
 from tests.unit.criteo_oracle import random_lines, write_day
 from trainmark.checksums import FILE_NAME as CHECKSUMS
+from trainmark.cli import main
 from trainmark.clicklog import criteo
 from trainmark.clicklog.sources.criteo_text import CriteoSource
 from trainmark.clicklog.sources.recipes import RECIPES
@@ -180,6 +181,56 @@ def test_zst_is_refused(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "day_0.zst").write_bytes(b"x")
     with pytest.raises(InputError, match=r"day_0\.zst: --engine spark reads plain and \.gz files"):
         prepare(tmp_path, "spark")
+
+
+def test_what_spark_says_is_a_sentence(
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_days(tmp_path)
+    days, output = str(tmp_path / "day_{1..2}"), str(tmp_path / "out")
+    (tmp_path / "file").touch()
+    for given, to, words in (
+        ("s3://bucket/day_*", output, 'No FileSystem for scheme "s3". Hadoop reads S3 as s3a://'),
+        (days, str(tmp_path / "file/out"), "Spark ended with an error: "),
+        ("hdfs://no.such.host/day_*", output, "no.such.host"),
+    ):
+        assert (
+            main(["prepare", "criteo", "--engine", "spark", "--input", given, "--output", to]) == 2
+        )
+        said = capsys.readouterr().err
+        assert words in said
+        assert said.count("\n") == 1
+
+
+def test_spark_decides_where_it_runs_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As spark-submit was told, or spark-defaults.conf says."""
+    sql = pytest.importorskip("pyspark.sql", reason="pyspark is not installed (extra `spark`)")
+    set_to: dict[str, str] = {}
+
+    class Builder:
+        def config(self, key: str, value: str) -> "Builder":
+            set_to[key] = value
+            return self
+
+        def getOrCreate(self) -> None:  # noqa: N802
+            raise RuntimeError(
+                "An error occurred while calling o1.go\n: java.io.Bad: no start\n\tat"
+            )
+
+    monkeypatch.setattr(sql.SparkSession, "builder", Builder())
+    monkeypatch.setattr(spark_session, "check_java", lambda: None)
+    for master, settings, expected in (
+        (None, [], None),
+        ("yarn", [], "yarn"),
+        (None, ["spark.master=local[3]"], "local[3]"),
+    ):
+        set_to.clear()
+        with (
+            pytest.raises(InputError, match=r"Spark does not start: no start\."),
+            spark_session.session(master, settings),
+        ):
+            pass
+        assert set_to.get("spark.master") == expected
 
 
 def test_executors_have_what_is_here(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:

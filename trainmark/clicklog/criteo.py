@@ -39,7 +39,8 @@ class Options(LogOptions):
     """What does the work: this process, or Spark (extra `spark`), with the same result. With Spark,
     input and output may be any Hadoop paths."""
     master: str | None = None
-    """Where Spark runs: local[2], yarn, spark://host:7077, ...; default local[*]."""
+    """Where Spark runs: local[2], yarn, spark://host:7077, ...; default: as spark-submit or
+    spark-defaults.conf say, else local[*]."""
     spark_conf: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """A setting for Spark, K=V; may be given several times."""
 

@@ -20,10 +20,21 @@ from trainmark.clicklog.sources.criteo_format import NAMES, NUM_NUMERICAL
 from trainmark.clicklog.sources.criteo_text import CriteoSource
 from trainmark.clicklog.sources.recipes import Recipe
 from trainmark.clicklog.sources.rows import BadRow
-from trainmark.clicklog.sources.source import BadRows, Patterns, day_order, listed, stop_at
+from trainmark.clicklog.sources.source import (
+    BadRows,
+    Patterns,
+    day_order,
+    expand_braces,
+    listed,
+    stop_at,
+)
 from trainmark.clicklog.spark import session as spark_session
 from trainmark.errors import InputError, raise_all
 
+NO_S3 = (
+    " Hadoop reads S3 as s3a://, with --spark-conf "
+    "spark.jars.packages=org.apache.hadoop:hadoop-aws:VERSION where the cluster lacks it."
+)
 JobOf = Callable[[Sequence[Any], Mapping[str, Any]], Job]
 """The job for the days that were found (`hadoop.File`) and the dataset's metadata."""
 
@@ -40,7 +51,15 @@ def prepare(
         master, settings: as of `session`.
     """
     with spark_session.session(master, settings) as spark:
-        return _Run(spark, patterns, output, job_of).run()
+        from py4j.protocol import Py4JJavaError
+        from pyspark.errors import PySparkException
+
+        try:
+            return _Run(spark, patterns, output, job_of).run()
+        except (Py4JJavaError, PySparkException) as error:
+            reason = spark_session.first_line(error)
+            hint = NO_S3 if 'scheme "s3"' in reason else ""
+            raise InputError(f"Spark ended with an error: {reason}.{hint}") from error
 
 
 class HadoopDays(CriteoSource):
@@ -75,7 +94,7 @@ class _Run:
 
     def _find_days(self, patterns: Patterns) -> list[Any]:
         found: dict[str, Any] = {}
-        for pattern in listed(patterns):
+        for pattern in [each for given in listed(patterns) for each in expand_braces(given)]:
             days = self.files.glob(pattern)
             if not days:
                 raise InputError(f"No file matches --input {pattern!r}.")
@@ -141,14 +160,7 @@ class _Run:
             yield BadRow(_plain(self.days[file].path), line, reason)
 
     def _check_lines(self, engine: Any) -> None:
-        from py4j.protocol import Py4JJavaError
-        from pyspark.errors import PySparkException
-
-        try:
-            bad = engine.bad_rows()
-        except (Py4JJavaError, PySparkException) as error:
-            reason = spark_session.first_line(error)
-            raise InputError(f"Spark cannot read the input: {reason}.") from error
+        bad = engine.bad_rows()
         if bad and self.job.source.bad_rows == "stop":
             stop_at(next(self._bad_rows(engine)))
 

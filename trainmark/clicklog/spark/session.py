@@ -27,7 +27,8 @@ def session(master: str | None, settings: Sequence[str]) -> Iterator[Any]:
     """A session, stopped at the end unless it was there before.
 
     Args:
-        master: where to run, such as local[2], yarn or spark://host:7077; default local[*].
+        master: where to run, such as local[2], yarn or spark://host:7077; None: where
+            spark-submit or spark-defaults.conf say, else local[*].
         settings: `K=V` each, over our own.
     """
     given = dict(_pair(setting) for setting in settings)
@@ -39,8 +40,9 @@ def session(master: str | None, settings: Sequence[str]) -> Iterator[Any]:
     existing = SparkSession.getActiveSession()
     if existing is None:
         check_java()
-    builder = SparkSession.builder.master(master or "local[*]")
-    for key, value in (SETTINGS | given).items():
+    builder = SparkSession.builder
+    named = {} if master is None else {"spark.master": master}
+    for key, value in (SETTINGS | named | given).items():
         builder = builder.config(key, value)
     try:
         spark = builder.getOrCreate()
@@ -122,6 +124,9 @@ def java_version() -> int | None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of the JVM says, without its trace."""
-    text = str(error).strip()
+    """What an error of the JVM says, without its trace; if it is of our code in a task, what that
+    says."""
+    text = re.sub(r"^An error occurred while calling \S+\n: (\S+: )?", "", str(error).strip())
+    if ours := re.search(r"trainmark\.errors\.InputError: (.+)", text):
+        return ours[1].strip(" .")
     return text.splitlines()[0].strip(" .") if text else type(error).__name__
