@@ -22,11 +22,13 @@ import pytest
 from tests.unit.logs import prepare_log
 from tests.unit.test_prepare_npy import read
 from trainmark import cli
+from trainmark.clicklog.engine import summary
 from trainmark.clicklog.sources import text_files
 from trainmark.clicklog.sources.column_match import AskedColumns
 from trainmark.clicklog.sources.column_spec import parse
 from trainmark.clicklog.sources.csv_source import CsvSource
 from trainmark.errors import InputError
+from trainmark.files import read_json
 
 COLUMNS = (
     "label=clicked numerical=age:plain,visits:log "
@@ -196,8 +198,10 @@ def test_without_header_and_in_several_files(tmp_path: Path) -> None:
     assert [tuple(row) for row in found] == slow_ids(rows)[70:80]
 
 
-def test_timestamps_are_hour_and_weekday(tmp_path: Path) -> None:
-    """One instant in every form; 29 February 2024 was a Thursday."""
+def test_timestamps_are_hour_and_weekday(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One instant in every form; 29 February 2024 was a Thursday; one day is warned of."""
     instant = datetime.datetime(2024, 2, 29, 23, 30, tzinfo=datetime.UTC)
     seconds = int(instant.timestamp())
     forms = {
@@ -217,6 +221,13 @@ def test_timestamps_are_hour_and_weekday(tmp_path: Path) -> None:
         for i in range(12)
     ]
     assert values == [[23], [3]] * 5 + [[23], [2]]  # an hour before 1970, a Thursday, began
+    told = capsys.readouterr().out
+    assert told.count("training rows have 1 of the 7 days of the week in ") == len(forms)
+    facts = read_json(output / "prepare.json")
+    for name in forms:
+        facts["features"][f"{name}.weekday"]["kept"] = 7
+    summary.show(output, facts)
+    assert "days of the week" not in capsys.readouterr().out
 
 
 def test_one_column_of_times_may_have_them_in_every_form(tmp_path: Path) -> None:

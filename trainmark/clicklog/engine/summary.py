@@ -1,7 +1,7 @@
 """The report of a finished preparation: prepare.json, and tables on the terminal."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ AUTO_DIM = 16
 """That of dlrm-auto, which a log of one's own is trained with."""
 RARE_SHARE = 0.1
 """Of a column's rows: more than this many with the id of rare values are worth a warning."""
+DAYS_OF_WEEK = 7
 MAX_NAMED = 5
 """Columns in a warning."""
 LOSSES = {
@@ -188,6 +189,19 @@ def list_warning(name: str, feature: Mapping[str, Any]) -> str | None:
     return None
 
 
+def weekday_warning(name: str, kept: int, names: Collection[str]) -> str | None:
+    """A sentence on a timestamp's days of the week, where the training rows lack some."""
+    column, _, part = name.rpartition(".")
+    if part != "weekday" or f"{column}.hour" not in names or kept >= DAYS_OF_WEEK:
+        return None
+    return (
+        f"The training rows have {kept} of the {DAYS_OF_WEEK} days of the week in {name}. If they "
+        "are of less than a week, it tells days apart that do not come again, and later days are "
+        f"scored worse. Prepare more days, or leave timestamp={column} out and give the hour as a "
+        "categorical column."
+    )
+
+
 def _named(shares: Mapping[str, float]) -> str:
     """Columns with their shares, the largest first."""
     names = sorted(shares, key=lambda name: -shares[name])
@@ -259,6 +273,8 @@ def show(output: Path, facts: Mapping[str, Any]) -> None:
         warn(warning)
     for name, feature in facts["features"].items():
         if sentence := list_warning(name, feature):
+            warn(sentence)
+        if sentence := weekday_warning(name, feature["kept"], facts["features"]):
             warn(sentence)
     if "best_auc" in facts:
         console.print(f"best possible AUC on the last day: {facts['best_auc']:.4f}")
