@@ -4,6 +4,7 @@ source.py          what the engine asks of a source, and which files it reads
 rows.py            what it gets: a schema, and parsed rows
 recipes.py         the published rules for Criteo's columns
 criteo_text.py     Criteo's text; criteo_format.py: its rules, a line at a time;
+                   criteo_columns.py: what parsers take of it;
                    criteo_kernel.py (numba) and criteo_arrow.py: the fast parsers
 csv_source.py, parquet_source.py
                    files with any columns; csv_header.py: their names in CSV files;

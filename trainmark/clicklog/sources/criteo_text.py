@@ -6,7 +6,6 @@ Both take a piece at a time. `criteo_format.parse_line` decides on lines that th
 import dataclasses
 import io
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from trainmark.clicklog.arrays import primitives
 from trainmark.clicklog.arrays.primitives import Array, Scratch
 from trainmark.clicklog.sources import text_files
+from trainmark.clicklog.sources.criteo_columns import CriteoColumns, OddLine, Taken, no_rows
 from trainmark.clicklog.sources.criteo_format import (
     NAMES,
     NUM_CATEGORICAL,
@@ -58,21 +58,6 @@ NOTHING_COUNTED = (0, (1 << 63) - 1, -(1 << 63), 0)
 """Of a column, as the kernel counts."""
 
 _scratch = Scratch()
-
-
-@dataclass
-class CriteoColumns:
-    """Rows of a piece, in the types of the store."""
-
-    labels: NDArray[np.uint8]
-    numerical: NDArray[np.uint16]
-    """[rows, 13], bits of float16."""
-    categorical: Array
-    """[26, rows] uint32, 0 where missing."""
-    zeros: list[Array]
-    """Per column: the rows that hold the number 0."""
-    facts: Sequence[NumberFacts]
-    """Of the integers, a column each."""
 
 
 class CriteoSource:
@@ -155,10 +140,9 @@ class CriteoSource:
         parser = self._parse_compiled if primitives.FAST else self._parse_with_arrow
         if self._without_label[start.file]:
             texts = map(_with_labels, texts)
-        parsed, lines, odd_lines, damage = parser(texts, num_bytes)
-        bad, kept = self._judge(start, lines, odd_lines, damage)
-        if kept:
-            parsed = self._with_lines(parsed, kept)
+        taken = parser(texts, num_bytes)
+        bad, kept = self._judge(start, taken)
+        parsed = self._with_lines(taken.columns, kept) if kept else taken.columns
         categorical = [
             Values(numbers, zeros=zeros)
             for numbers, zeros in zip(parsed.categorical, parsed.zeros, strict=True)
@@ -169,13 +153,13 @@ class CriteoSource:
             categorical,
             bad,
             numbers=parsed.facts,
-            lines=lines,
+            lines=taken.lines,
             kept=_label_table(parsed.labels) if self._keep else None,
         )
 
     # --- a piece at a time
 
-    def _parse_compiled(self, texts: Iterable[text_files.Text], num_bytes: int) -> "_Taken":
+    def _parse_compiled(self, texts: Iterable[text_files.Text], num_bytes: int) -> Taken:
         most = num_bytes // MIN_LINE_BYTES + 1
         out = (
             _scratch.array("labels", most, np.uint8),
@@ -208,7 +192,7 @@ class CriteoSource:
             [row[column == number] for number in range(NUM_CATEGORICAL)],
             [_facts(rows, *of_column) for of_column in counted.T.tolist()],
         )
-        return parsed, lines, odd_lines, damage
+        return Taken(parsed, lines, odd_lines, damage)
 
     def _parse_text(
         self, text: text_files.Text, out: tuple[Array, ...], row: int
@@ -235,7 +219,7 @@ class CriteoSource:
             room = tuple(map(max, needed, room))
             out[-1][...] = before
 
-    def _parse_with_arrow(self, texts: Iterable[text_files.Text], num_bytes: int) -> "_Taken":
+    def _parse_with_arrow(self, texts: Iterable[text_files.Text], num_bytes: int) -> Taken:
         from trainmark.clicklog.sources import criteo_arrow
 
         [text] = texts
@@ -247,7 +231,7 @@ class CriteoSource:
             pairs = zip(numbers.T, missing.T, strict=True)
             facts = [self._count(column[~absent], int(absent.sum())) for column, absent in pairs]
             parsed = CriteoColumns(labels, bits, categorical, zeros, facts)
-            return parsed, text.lines, [], text.damage
+            return Taken(parsed, text.lines, [], text.damage)
         # Something is odd: sort it out line by line.
         good: list[Line] = []
         odd: list[OddLine] = []
@@ -257,8 +241,8 @@ class CriteoSource:
                 odd.append(OddLine(line, number, len(good)))
             else:
                 good.append(row)
-        parsed = self._with_lines(_no_rows(), [(0, row) for row in good])
-        return parsed, text.lines, odd, text.damage
+        parsed = self._with_lines(no_rows(), [(0, row) for row in good])
+        return Taken(parsed, text.lines, odd, text.damage)
 
     # --- what is worth knowing of integers
 
@@ -269,7 +253,7 @@ class CriteoSource:
             present = [row.integers[column] for _, row in rows]
             known = np.array([number for number in present if number is not None], np.int64)
             facts.append(before + self._count(known, len(present) - len(known)))
-        return dataclasses.replace(_insert(parsed, rows), facts=facts)
+        return dataclasses.replace(parsed.with_lines(rows), facts=facts)
 
     def _count(self, present: Array, missing: int) -> NumberFacts:
         if not len(present):
@@ -280,39 +264,22 @@ class CriteoSource:
 
     # --- odd lines
 
-    def _judge(
-        self, start: Position, lines: int, odd_lines: Sequence["OddLine"], damage: str | None
-    ) -> tuple[list[BadRow], list[tuple[int, Line]]]:
+    def _judge(self, start: Position, taken: Taken) -> tuple[list[BadRow], list[tuple[int, Line]]]:
         """What is really bad about lines that a fast parser did not take, and what to keep."""
         path = str(self.files[start.file])
         bad: list[BadRow] = []
         kept: list[tuple[int, Line]] = []
-        for odd in odd_lines:
+        for odd in taken.odd_lines:
             row = parse_line(odd.text, self.recipe)
             if row.problem:
                 bad.append(BadRow(path, 1 + odd.line, row.problem))
             if not row.problem or (self.bad_rows == "keep" and row.label is not None):
                 kept.append((odd.before, row))
-        if damage:
-            bad.append(BadRow(path, 1 + lines, damage))
-        elif not start.offset and not lines:
+        if taken.damage:
+            bad.append(BadRow(path, 1 + taken.lines, taken.damage))
+        elif not start.offset and not taken.lines:
             bad.append(BadRow(path, 1, "the file is empty"))
         return bad, kept
-
-
-@dataclass(frozen=True)
-class OddLine:
-    """A line that a fast parser did not take."""
-
-    text: bytes
-    line: int
-    """Index within the piece."""
-    before: int
-    """The row of the parsed ones before which it belongs."""
-
-
-_Taken = tuple[CriteoColumns, int, list[OddLine], str | None]
-"""Rows, how many lines there were, those that were not taken, and why the file ends here."""
 
 
 def _lacks_label(path: Path) -> bool:
@@ -345,44 +312,8 @@ def _split_lines(text: bytes) -> Iterator[bytes]:
         yield line.removesuffix(b"\n")
 
 
-def _no_rows() -> CriteoColumns:
-    return CriteoColumns(
-        np.empty(0, np.uint8),
-        np.empty((0, NUM_NUMERICAL), np.uint16),
-        np.empty((NUM_CATEGORICAL, 0), np.uint32),
-        [np.empty(0, np.int64)] * NUM_CATEGORICAL,
-        [NumberFacts(0, None, None)] * NUM_NUMERICAL,
-    )
-
-
 def _facts(rows: int, missing: int, low: int, high: int, small: int) -> NumberFacts:
     """What the kernel counted of a column of so many rows."""
     if missing == rows:
         return NumberFacts(missing, None, None)
     return NumberFacts(missing, low, high, became_zero=small - missing)
-
-
-def _insert(parsed: CriteoColumns, rows: Sequence[tuple[int, Line]]) -> CriteoColumns:
-    """Put rows in before those with the given numbers."""
-    if not rows:
-        return parsed
-    places = np.array([place for place, _ in rows])
-    labels = [row.label or 0 for _, row in rows]
-    numerical = [row.numerical for _, row in rows]
-    values = [[value or 0 for value in row.categorical] for _, row in rows]
-    # Where the new rows end up, and by how much the old ones move.
-    new_places = places + np.arange(len(places))
-    zeros = []
-    for column, old in enumerate(parsed.zeros):
-        moved = old + np.searchsorted(places, old, side="right")
-        added = [
-            p for p, (_, row) in zip(new_places, rows, strict=True) if row.categorical[column] == 0
-        ]
-        zeros.append(np.sort(np.concatenate([moved, np.array(added, np.int64)])))
-    return CriteoColumns(
-        np.insert(parsed.labels, places, np.array(labels, np.uint8)),
-        np.insert(parsed.numerical, places, np.array(numerical, np.uint16), axis=0),
-        np.insert(parsed.categorical, places, np.array(values, np.uint32).T, axis=1),
-        zeros,
-        parsed.facts,
-    )
