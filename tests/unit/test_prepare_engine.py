@@ -27,9 +27,10 @@ from tests.unit.criteo_oracle import Line, Oracle, Row, random_lines, write_day
 from trainmark.clickdata import feature_spec
 from trainmark.clicklog import criteo
 from trainmark.clicklog.arrays import counting, primitives, shuffle
-from trainmark.clicklog.engine import encode_phase, vocabulary
+from trainmark.clicklog.engine import encode_phase, vocabulary_builder
 from trainmark.clicklog.engine import phases as engine
 from trainmark.clicklog.engine.limits import Limits
+from trainmark.clicklog.engine.vocabulary_builder import VocabularyBuilder
 from trainmark.errors import InputError
 
 ROOMY = Limits(memory=1 << 28, workers=2, piece_bytes=1 << 20)
@@ -153,8 +154,8 @@ def test_limits_and_numba_do_not_matter(
     recipe: str, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_buckets: None
 ) -> None:
     expected = prepare(log / "day_*", tmp_path / "roomy", recipe=recipe)
-    monkeypatch.setattr(vocabulary, "LARGE_COUNT", 20)
-    monkeypatch.setattr(vocabulary, "WINDOW_ROWS", 100)
+    monkeypatch.setattr(vocabulary_builder, "LARGE_COUNT", 20)
+    monkeypatch.setattr(vocabulary_builder, "WINDOW_ROWS", 100)
     passes = []
     count = counting.counter
     monkeypatch.setattr(counting, "counter", lambda *args: passes.append(1) or count(*args))
@@ -261,11 +262,11 @@ def test_a_finished_phase_is_not_done_again(
     for path in (work / "blocks" / "000002.bin", work / "dataset" / "test" / "cat_3.bin"):
         path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     parsed, built = [], []
-    parse, build = criteo.CriteoSource.parse, vocabulary.build
+    parse, build = criteo.CriteoSource.parse, VocabularyBuilder.build
     monkeypatch.setattr(
         criteo.CriteoSource, "parse", lambda *args: parsed.append(1) or parse(*args)
     )
-    monkeypatch.setattr(vocabulary, "build", lambda *args: built.append(1) or build(*args))
+    monkeypatch.setattr(VocabularyBuilder, "build", lambda *args: built.append(1) or build(*args))
     prepare(log / "day_*", tmp_path / "out", ALONE, frequency_threshold="3")
     assert (len(parsed), len(built)) == (1, 1)
     assert files(tmp_path / "out") == undisturbed

@@ -5,7 +5,8 @@ job.py             what to prepare, and how
 store.py           rows on disk between the phases; column_reader.py: one of their columns
 kept.py            columns of raw files that are carried along as they are
 work.py            the work folder: what is done already
-vocabulary.py      ids of categorical values; vocabulary_files.py: where they are kept
+vocabulary.py      ids of categorical values; vocabulary_builder.py: counts and numbers them;
+                   vocabulary_files.py: where they are kept
 numbers.py         numerical columns: fitted to training rows, counted, transformed
 columns.py         the columns of the dataset, each with what it is made of
 arrange.py         columns in the order of the dataset; fields.py: what each column writes

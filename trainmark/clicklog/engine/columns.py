@@ -11,7 +11,7 @@ import numpy as np
 
 from trainmark import checksums
 from trainmark.clickdata import identity
-from trainmark.clicklog.engine import numbers, vocabulary
+from trainmark.clicklog.engine import numbers
 from trainmark.clicklog.engine.arrange import Field
 from trainmark.clicklog.engine.column_reader import ColumnReader
 from trainmark.clicklog.engine.division import Division
@@ -28,7 +28,8 @@ from trainmark.clicklog.engine.job import VOCABULARY, Job
 from trainmark.clicklog.engine.numbers import FittedNumber, FittedNumbers
 from trainmark.clicklog.engine.splits import RowSet
 from trainmark.clicklog.engine.store import Store
-from trainmark.clicklog.engine.vocabulary import Rules, SpecialIds, Spilled, Vocabulary
+from trainmark.clicklog.engine.vocabulary import Rules, SpecialIds, Vocabulary
+from trainmark.clicklog.engine.vocabulary_builder import Spilled, VocabularyBuilder
 from trainmark.clicklog.engine.vocabulary_files import num_kept
 from trainmark.clicklog.engine.work import Work
 from trainmark.clicklog.sources.recipes import RECIPES
@@ -155,22 +156,21 @@ class IdColumn(DatasetColumn):
         """The rows whose values the vocabulary is made of."""
         return self._given.division.all_rows
 
+    def _builder(self) -> VocabularyBuilder:
+        return VocabularyBuilder(self.readers, self.rules, self._counted(), self.old)
+
     def ranges(self, count: int) -> list[tuple[int, int]]:
         if self.old is not None and not self._given.job.grow:
             return []
-        return vocabulary.ranges(self.readers[0], self._counted(), count)
+        return self._builder().ranges(count)
 
     def count(self, within: tuple[int, int]) -> list[Spilled]:
         spill = self._given.work.folder / self.name
-        rows, memory = self._counted(), self._given.memory
-        return vocabulary.count(self.readers, self.rules, rows, memory, spill, within, self.old)
+        return self._builder().count(self._given.memory, spill, within)
 
     def build(self, parts: Sequence[Spilled], shared: bool) -> Built:
         if self.old is None or self._given.job.grow:
-            rows, missing = self._counted(), self._missing()
-            distinct = vocabulary.build(
-                self.readers, self.rules, rows, parts, self.path, missing, self.old
-            )
+            distinct = self._builder().build(parts, self.path, self._missing())
         else:
             shutil.copyfile(self.old, self.path)
             distinct = num_kept(self.path)

@@ -21,7 +21,7 @@ from trainmark.clicklog.engine.limits import Limits
 from trainmark.clicklog.engine.numbers import FittedNumber, FittedNumbers
 from trainmark.clicklog.engine.splits import RowSet
 from trainmark.clicklog.engine.store import Store
-from trainmark.clicklog.engine.vocabulary import Spilled
+from trainmark.clicklog.engine.vocabulary_builder import Spilled
 from trainmark.clicklog.engine.work import Work
 from trainmark.clicklog.engine.workers import Workers
 

@@ -31,12 +31,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
 from trainmark.clickdata import feature_spec
-from trainmark.clicklog.engine import numbers, vocabulary
+from trainmark.clicklog.engine import numbers
 from trainmark.clicklog.engine.column_reader import ColumnReader
 from trainmark.clicklog.engine.job import Job
 from trainmark.clicklog.engine.splits import Split
 from trainmark.clicklog.engine.store import BlockRecord
-from trainmark.clicklog.engine.vocabulary import SpecialIds, Spilled, Vocabulary
+from trainmark.clicklog.engine.vocabulary import SpecialIds, Vocabulary
+from trainmark.clicklog.engine.vocabulary_builder import Spilled, VocabularyBuilder
 from trainmark.clicklog.engine.vocabulary_files import num_kept
 from trainmark.clicklog.sources.criteo_format import NUM_NUMERICAL
 from trainmark.clicklog.sources.criteo_text import CriteoSource
@@ -201,9 +202,9 @@ class SparkEngine:
         distinct = []
         for number, (rule, ranges) in enumerate(zip(self.job.rules, parts, strict=True)):
             rising = [ranges[of_range] for of_range in sorted(ranges)]
-            reader, path = self._readers[number], self.path_of(number)
+            builder = VocabularyBuilder([self._readers[number]], rule, self._train)
             # In Criteo's recipes, a value that is missing is none.
-            distinct.append(vocabulary.build([reader], rule, self._train, rising, path, missing=0))
+            distinct.append(builder.build(rising, self.path_of(number), missing=0))
         return distinct
 
     @cached_property
