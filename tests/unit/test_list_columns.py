@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 from tests import small
 from trainmark.cli import main
 from trainmark.clickdata import feature_spec
-from trainmark.clicklog.sources import convert, lists
+from trainmark.clicklog.sources import column_types, convert, lists
 from trainmark.clicklog.sources.column_spec import ColumnUse
 from trainmark.errors import InputError
 from trainmark.run import run_folder
@@ -137,7 +137,7 @@ def test_lists_with_a_dictionary_are_read_as_others(reading: str, values: list[A
     found: list[Any] = []
     for column in columns:
         try:
-            convert.resolve([use], [column.type], "auto")
+            column_types.resolve([use], [column.type], "auto")
         except InputError:
             found.append("refused")
         else:

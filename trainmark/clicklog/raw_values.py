@@ -25,6 +25,7 @@ from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.sources import (
     arrow_columns,
     column_spec,
+    column_values,
     convert,
     criteo_format,
     lists,
@@ -177,7 +178,7 @@ class CriteoValues:
         if column is None or column.type not in (pa.string(), pa.null()):
             bad = np.array([not _is_hexadecimal(value) for value in values])
         else:
-            numbers, bad = convert.hexadecimal(column.cast(pa.string()))
+            numbers, bad = column_values.hexadecimal(column.cast(pa.string()))
         if bad.any():
             place = int(np.argmax(bad))
             name = self.categorical[place % width]

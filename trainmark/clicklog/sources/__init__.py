@@ -9,8 +9,9 @@ criteo_text.py     Criteo's text; criteo_format.py: its rules, a line at a time;
 csv_source.py, parquet_source.py
                    files with any columns; csv_header.py: their names in CSV files;
                    parquet_files.py: damaged ones are told
-column_spec.py     --columns: what these columns are; convert.py makes numbers of them;
+column_spec.py     --columns: what these columns are; column_types.py: how a type is read;
                    number_readings.py: what is to become of numbers
+convert.py         batches of these columns as numbers; column_values.py: one of them
 lists.py           columns of several values in a row
 labels.py          which rows are clicks; arrow_columns.py: columns in other types
 column_match.py    which columns are read, and as what; --vocabulary: as in an earlier dataset

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 
-from trainmark.clicklog.sources.convert import hexadecimal
+from trainmark.clicklog.sources.column_values import hexadecimal
 from trainmark.clicklog.sources.criteo_format import FIELDS, NUM_CATEGORICAL, NUM_NUMERICAL
 
 BLOCK_BYTES = 1 << 20

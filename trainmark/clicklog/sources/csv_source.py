@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from trainmark.clicklog.sources import column_spec, text_files
 from trainmark.clicklog.sources.arrow_columns import decoded, utf8
 from trainmark.clicklog.sources.column_match import AskedColumns
-from trainmark.clicklog.sources.convert import convert, parsed_rows, resolve
+from trainmark.clicklog.sources.column_types import resolve
+from trainmark.clicklog.sources.convert import convert, parsed_rows
 from trainmark.clicklog.sources.csv_header import (
     INNER_RETURN,
     OPEN_QUOTE,

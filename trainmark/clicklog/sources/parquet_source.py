@@ -13,15 +13,8 @@ from trainmark.clicklog.sources import apart, column_spec, lists, remote
 from trainmark.clicklog.sources.arrow_columns import utf8
 from trainmark.clicklog.sources.column_match import AskedColumns
 from trainmark.clicklog.sources.column_spec import ColumnUse
-from trainmark.clicklog.sources.convert import (
-    Converted,
-    common_type,
-    convert,
-    has_text,
-    is_text,
-    parsed_rows,
-    resolve,
-)
+from trainmark.clicklog.sources.column_types import common_type, has_text, resolve
+from trainmark.clicklog.sources.convert import Converted, convert, is_text, parsed_rows
 from trainmark.clicklog.sources.parquet_files import batches, columns_of, open_parquet
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows
 from trainmark.clicklog.sources.source import (
