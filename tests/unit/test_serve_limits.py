@@ -17,7 +17,7 @@ import pytest
 
 from tests.unit.served import Doubler, Stuck, app_of, client_of, numbers, queue_of, source_of
 from tests.waiting import PATIENCE_S
-from trainmark.inference.server import asgi, batching, bodies, process
+from trainmark.inference.server import asgi, batching, bodies, http_protocol, process
 from trainmark.inference.server.limits import Limits
 
 uvicorn = pytest.importorskip("uvicorn")
@@ -31,7 +31,7 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         app_of(source_of(Doubler()), limits=Limits(seconds=0.2)),
-        http=process.ImpatientProtocol,
+        http=http_protocol.ImpatientProtocol,
         lifespan="off",
         log_level="error",
     )
@@ -53,11 +53,11 @@ def _answer(address: tuple[str, int], sent: bytes) -> bytes:
         return received
 
 
-def _connection(app: Any) -> tuple[process.ImpatientProtocol, Mock]:
+def _connection(app: Any) -> tuple[http_protocol.ImpatientProtocol, Mock]:
     """As uvicorn opens one, and what stands for its socket."""
     config = uvicorn.Config(app, lifespan="off")
     config.load()
-    protocol = process.ImpatientProtocol(config, uvicorn.server.ServerState(), {})
+    protocol = http_protocol.ImpatientProtocol(config, uvicorn.server.ServerState(), {})
     transport = Mock()
     transport.get_extra_info.return_value = None
     transport.is_closing.return_value = False

@@ -28,10 +28,11 @@ def serve(options: ServeOptions) -> None:
     needed = PACKAGES if options.grpc_port is None else (*PACKAGES, "grpc")
     require("serve", *needed, extra="serve")
     from trainmark.inference.server import keys, process
+    from trainmark.inference.server.listening import Listening
 
     if (options.tls_certificate is None) != (options.tls_key is None):
         raise InputError("--tls-certificate and --tls-key belong together: give both.")
-    listening = process.Listening(
+    listening = Listening(
         host=options.host,
         port=options.port,
         grpc_port=options.grpc_port,

@@ -10,5 +10,6 @@ web.py         endpoints over HTTP; v2_web.py: those of the v2 protocol
 rpc.py         the v2 protocol over gRPC; rpc_messages.py: its messages
 metrics.py     counts and times for Prometheus
 limits.py      what is refused, with which status; keys.py: who may ask
-process.py     listening, TLS, signals and the end
+process.py     start, TLS, signals and the end; listening.py: at which address;
+               http_protocol.py: connections that take too long
 """
