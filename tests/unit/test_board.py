@@ -21,7 +21,8 @@ from tests.unit.results import make_result, write_run
 from trainmark import metrics
 from trainmark.cli import main
 from trainmark.errors import InputError
-from trainmark.report.board import Board, Reader, drawn, find
+from trainmark.report.board import Board, Reader, find
+from trainmark.report.board_drawing import drawn
 from trainmark.report.board_page import page
 from trainmark.report.reports import report
 from trainmark.run.result import Energy, Result

@@ -7,7 +7,8 @@ Pages
     sections.py         its parts; training.py: curves; predictions.py: how good predictions are;
                         forecasts.py: predicted beside measured
     charts.py           charts as SVG; markup.py: HTML that is always escaped
-    board.py            what `trainmark board` shows; board_page.py: its page
+    board.py            what `trainmark board` shows; board_page.py: its page;
+                        board_drawing.py: what its script draws
     alignment_page.py   the page of `trainmark align`
     sweep_page.py       the page of `trainmark sweep`
 

@@ -19,7 +19,8 @@ from urllib.parse import quote
 from trainmark import metrics
 from trainmark.formatting import GIB
 from trainmark.report import tables
-from trainmark.report.board import MEASURES, Board, Change, Entry, commit, drawn, finite
+from trainmark.report.board import MEASURES, Board, Change, Entry, commit, finite
+from trainmark.report.board_drawing import drawn
 from trainmark.report.html import document, own_file, page_header
 from trainmark.report.markup import Child, Markup, join, tag
 from trainmark.report.sections import section
