@@ -26,7 +26,7 @@ uvicorn = pytest.importorskip("uvicorn")
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
     """A server that loses its patience quickly, but only with bodies."""
-    monkeypatch.setattr(process, "HEAD_S", PATIENCE_S)
+    monkeypatch.setattr(http_protocol, "HEAD_S", PATIENCE_S)
     monkeypatch.setattr(asgi, "REST_OF_BODY_S", PATIENCE_S)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
@@ -81,7 +81,7 @@ def test_patience_is_that_of_every_request(monkeypatch: pytest.MonkeyPatch, sent
 
 def _closed_after(sent: bytes, monkeypatch: pytest.MonkeyPatch, *asked: bytes) -> list[bytes]:
     """All that was written until a server without patience closed the connection."""
-    monkeypatch.setattr(process, "HEAD_S", 0.01)
+    monkeypatch.setattr(http_protocol, "HEAD_S", 0.01)
 
     async def written() -> list[bytes]:
         protocol, transport = _connection(app_of(source_of(Doubler())))
@@ -146,7 +146,7 @@ def test_who_goes_on_sending_after_the_answer_keeps_no_place(
 def test_a_request_that_meets_the_end_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three open connections, one brings a request just before the server is told to end, and
     one just after."""
-    monkeypatch.setattr(process, "ENDING_S", 0.01)
+    monkeypatch.setattr(http_protocol, "ENDING_S", 0.01)
 
     async def end() -> list[Mock]:
         connections = [_connection(app_of(source_of(Doubler()))) for _ in range(3)]
