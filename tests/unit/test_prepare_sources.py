@@ -28,7 +28,7 @@ from trainmark.clicklog.engine.limits import Limits
 from trainmark.clicklog.engine.splits import SplitRule
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.engine.workers import Workers
-from trainmark.clicklog.sources import parquet_files, parquet_source, unpack
+from trainmark.clicklog.sources import apart, parquet_files, parquet_source, unpack
 from trainmark.clicklog.sources.column_match import AskedColumns
 from trainmark.clicklog.sources.parquet_source import ParquetSource
 from trainmark.clicklog.sources.recipes import RECIPES
@@ -376,3 +376,21 @@ def test_a_parquet_file_is_opened_once_for_each_share(
     pieces = source.pieces(Position(), 320, Room(tmp_path / "unpacked", 1))
     assert sum(len(source.parse(piece)) for piece in pieces) == 3000
     assert len(opened) == 2 + shares
+
+
+@pytest.mark.parametrize(("least", "processes"), [(100, 3), (101, 0)])
+def test_processes_decode_files_that_are_worth_one(
+    least: int, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To start one takes longer than to decode a small file; there may be thousands of them."""
+    started, iterate = [], apart.iterate
+    monkeypatch.setattr(apart, "iterate", lambda made: started.append(made) or iterate(made))
+    monkeypatch.setattr(parquet_source, "PROCESS_ROWS", least)
+    for number in range(3):
+        table = pa.table({"y": [0, 1] * 50, "c": ["a", "b"] * 50})
+        pq.write_table(table, tmp_path / f"log_{number}.parquet")
+    files = sorted(tmp_path.glob("log_*.parquet"))
+    source = ParquetSource(files, AskedColumns(text="label=y categorical=c"))
+    pieces = source.pieces(Position(), 1 << 20, Room(tmp_path / "unpacked", 2))
+    assert sum(len(source.parse(piece)) for piece in pieces) == 300
+    assert len(started) == processes

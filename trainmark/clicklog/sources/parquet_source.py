@@ -30,6 +30,8 @@ from trainmark.errors import InputError, raise_all
 
 PIECES_OF_A_SHARE = 4
 """At least, so that it is worth a process."""
+PROCESS_ROWS = 1 << 14
+"""Rows of the largest share from which on processes decode them: one takes 10 ms to start."""
 PAGE_BYTES = 5 << 18
 """Of each column: a page, and what it was packed to. Few programs write larger ones."""
 BATCHES = 3
@@ -176,7 +178,8 @@ class ParquetSource:
         }
         # Threads of one process would wait for each other whenever one of them needs memory.
         here = not any(remote.is_remote(str(path)) for path in self.files)
-        is_apart = here and room.threads > 1 and len(shares) > 1
+        most_rows = max((share.rows for share in shares.values()), default=0)
+        is_apart = here and room.threads > 1 and len(shares) > 1 and most_rows >= PROCESS_ROWS
         least = BATCHES * piece_bytes + PAGE_BYTES * len(self._read_names)
         encoded = least + max(map(self._dictionary_bytes, self.files[start.file :]), default=0)
         is_tight = room.memory < room.threads * encoded
