@@ -122,7 +122,7 @@ def test_the_weights_to_begin_with_may_stay_the_best(
     assert kept["best"]["at_sample"] == 0
     assert kept["quality"]["value"] > 0.6
     assert find_checkpoint(weeks / "kept").name == "step-00000000"
-    assert "No step made the weights better" in "".join(kept["warnings"])
+    assert "No step improved the weights" in "".join(kept["warnings"])
     last = train(weeks, "last", "week2", *onto)
     (before, *_) = [e for e in small.result(weeks / "last")["evaluations"] if e["split"] == "test"]
     assert before["at_sample"] == 0

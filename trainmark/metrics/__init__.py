@@ -114,14 +114,17 @@ def improves(value: float | None, best: float | None, better: str) -> bool:
     return value > best if better == "higher" else value < best
 
 
-def late_gain(values: Sequence[float], better: str) -> tuple[float, float] | None:
-    """The best value in the first half of a run's evaluations, and the best of all, if that came in
-    the last quarter: then it was still getting better. Else None."""
-    best_of = max if better == "higher" else min
-    if len(values) < 4 or best_of(values) not in values[-(len(values) // 4) :]:
-        return None
-    early, best = best_of(values[: len(values) // 2]), best_of(values)
-    return (early, best) if improves(best, early, better) else None
+STILL_RISING = 0.01
+"""Of what an AUC lacked to 1 in the first half of a run: a gain of less says nothing."""
+
+
+def still_rising(aucs: Sequence[float]) -> tuple[float, float] | None:
+    """The best AUC in the first half of a run's evaluations, and the last one, if that is clearly
+    better than all before; else None."""
+    *earlier, last = aucs
+    early = max(aucs[: len(aucs) // 2], default=last)
+    gained = last - early >= STILL_RISING * (1 - early) and last > max(earlier)
+    return (early, last) if len(aucs) >= 4 and gained else None
 
 
 PARTS_OF_CURVE = 10

@@ -200,9 +200,8 @@ def _write(
     samples = finished.best.at_sample if finished.best else finished.samples
     assessed = assessments(cfg, workload, predictions)
     write_scores(output, predictions, most=cfg.keep_scores, samples=samples, data=cfg.data)
-    finished = dataclasses.replace(finished, assessments=assessed)
     found = warnings(cfg, finished, output, from_another=training.began_with is not None)
-    finished = dataclasses.replace(finished, warnings=found)
+    finished = dataclasses.replace(finished, warnings=found, assessments=assessed)
     if reference:
         finished = with_verdict(finished, output, reference)
     finished.write(output)

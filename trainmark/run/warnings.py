@@ -20,7 +20,7 @@ def warnings(cfg: Run, finished: Result, output: Path, *, from_another: bool = F
 
     Args:
         cfg: the resolved configuration.
-        finished: its result, with the assessments.
+        finished: its result.
         output: the run's folder, which holds the loss curve.
         from_another: whether it started from another run's weights, which know the data already.
     """
@@ -59,8 +59,8 @@ def _lost(finished: Result) -> list[str]:
     first = values.get(0)
     if best and best.at_sample == 0:
         return [
-            f"No step made the weights better that the run began with ({quality.metric} on {split} "
-            f"{best.value:.5g}): these are kept. Lower --lr, or take the optimiser's state, too "
+            f"No step improved the weights that the run began with ({quality.metric} on {split} "
+            f"{best.value:.5g}), which are kept. Lower --lr, or take the optimiser's state, too "
             "(--with-optimizer)."
         ]
     if best or not metrics.improves(first, quality.value, quality.better):
@@ -73,22 +73,20 @@ def _lost(finished: Result) -> list[str]:
 
 
 def _still_rising(cfg: Run, finished: Result) -> list[str]:
-    """Where the AUC gained more than chance after the first half, and to the end. One epoch shows
-    new rows only, so it does not tell what a second one would do."""
+    """One epoch shows new rows only, so it does not tell what a second one would do."""
     best, quality = finished.best, finished.quality
     split = best.split if best else quality.split
-    assessed = finished.assessments.get(split)
     if finished.ended != "epochs" or cfg.epochs < 2 or quality.reached or quality.metric != "auc":
         return []
     values = [e.metrics["auc"] for e in finished.evaluations if e.split == split and e.at_sample]
-    gain = metrics.late_gain([value for value in values if value is not None], quality.better)
-    low = assessed.auc.low if assessed and assessed.auc else None
-    if gain is None or low is None or gain[0] >= low:
+    known = [value for value in values if value is not None]
+    found = metrics.still_rising(known) if known else None
+    if found is None:
         return []
-    early, late = gain
+    early, last = found
     return [
         f"The AUC on {split} was still rising when the epochs ended: it was {early:.4f} in their "
-        f"first half, {late:.4f} in the end. Train with --epochs {2 * cfg.epochs} and another "
+        f"first half, {last:.4f} in the end. Train with --epochs {2 * cfg.epochs} and another "
         "--output to see how far it goes."
     ]
 
