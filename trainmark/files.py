@@ -5,6 +5,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -185,12 +186,21 @@ def building(output: Path, made_of: Any = None) -> Iterator[Path]:
         raise InputError(f"{output} cannot be written: {reason(error)}") from error
 
 
+ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/")
+"""How the address of another machine's file begins; `Path` takes one of its slashes."""
+
+
 def in_the_making(output: Path, kind: str) -> tuple[Path, Path]:
     """A folder to be written, of a link what it names, and the folder beside it that becomes it.
 
-    Refused is what cannot be replaced, or would be gone from under a shell: before the work, not
-    after it.
+    Refused is what cannot be replaced, would be gone from under a shell, or is no path of this
+    machine: before the work, not after it.
     """
+    if found := ADDRESS.match(str(output)):
+        raise InputError(
+            f"{output} is an address of {found[1]}:; expected a folder of this machine, which may "
+            "be copied there afterwards."
+        )
     output = Path(os.path.realpath(output))
     is_empty = output.is_dir() and not any(output.iterdir())
     is_here = is_empty and os.path.samefile(output, ".")

@@ -20,6 +20,7 @@ import pytest
 from tests.unit.logs import prepare_log
 from tests.unit.test_prepare_engine import files
 from tests.waiting import PATIENCE_S
+from trainmark.cli import main
 from trainmark.clicklog.arrays import primitives, strings
 from trainmark.clicklog.engine import parse_phase
 from trainmark.clicklog.engine import phases as engine
@@ -28,7 +29,7 @@ from trainmark.clicklog.engine.limits import Limits
 from trainmark.clicklog.engine.splits import SplitRule
 from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.engine.workers import Workers
-from trainmark.clicklog.sources import apart, parquet_files, parquet_source, unpack
+from trainmark.clicklog.sources import apart, parquet_files, parquet_source, text_files, unpack
 from trainmark.clicklog.sources.column_match import AskedColumns
 from trainmark.clicklog.sources.parquet_source import ParquetSource
 from trainmark.clicklog.sources.recipes import RECIPES
@@ -394,3 +395,26 @@ def test_processes_decode_files_that_are_worth_one(
     pieces = source.pieces(Position(), 1 << 20, Room(tmp_path / "unpacked", 2))
     assert sum(len(source.parse(piece)) for piece in pieces) == 300
     assert len(started) == processes
+
+
+def test_a_log_that_grows_is_read_as_it_was_when_reading_began(tmp_path: Path) -> None:
+    """By this size it is known on the next run."""
+    files = [tmp_path / "day_0", tmp_path / "day_1"]
+    for path in files:
+        path.write_bytes(b"a line\n" * 100)
+    pieces = text_files.pieces(files, Position(), 100, Room(tmp_path / "unpacked", 1))
+    read = [next(pieces)]
+    for path in files:
+        with path.open("ab") as file:
+            file.write(b"one more\n" * 100)
+    read += pieces
+    assert b"".join(bytes(text_files.read(piece.raw)) for piece in read) == b"a line\n" * 200
+
+
+def test_addresses_of_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "log.csv").write_text("y,c\n" + "0,a\n1,b\n" * 30)
+    asked = ["prepare", "csv", "--input", f"file://{tmp_path}/*.csv", "--columns"]
+    asked += ["label=y categorical=c", "--output"]
+    assert main([*asked, str(tmp_path / "data")]) == 0
+    assert main([*asked, "s3://bucket/data"]) == 2
+    assert "s3:/bucket/data is an address of s3:; expected a folder" in capsys.readouterr().err

@@ -124,11 +124,12 @@ def listed(patterns: Patterns) -> tuple[str, ...]:
 def _matching(pattern: str, flag: str) -> list[Path]:
     if remote.is_remote(pattern):
         return [path for each in expand_braces(pattern) for path in remote.find(each, flag)]
-    if "://" in pattern:
+    if "://" in pattern.removeprefix("file://"):
         raise InputError(
             f"{flag} is {pattern!r}. Besides files of this machine, those at "
             f"{', '.join(remote.SCHEMES)} are read."
         )
+    pattern = pattern.removeprefix("file://")
     expanded = [pattern] if Path(pattern).is_file() else expand_braces(pattern)
     for each in expanded:
         if not any(Path(path).is_file() for path in _glob(each)):

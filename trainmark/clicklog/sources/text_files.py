@@ -221,14 +221,16 @@ def pieces(
     def unpack(place: Position) -> Iterator[Piece]:
         return _unpacked(paths[place.file], place, piece_bytes, room.folder)
 
-    sizes = {p: paths[p.file].stat().st_size - p.offset for p in places if p not in packed}
-    left = sum(sizes.values())
+    # Now, as they are known by: a log may grow while it is read.
+    sizes = {p: paths[p.file].stat().st_size for p in places if p not in packed}
+    left = sum(size - place.offset for place, size in sizes.items())
     with Unpacker(packed, unpack, room) as unpacker:
         for place in places:
             if place in packed:
                 yield from unpacker.pieces(place)
                 continue
-            for piece in _plain_pieces(paths[place.file], place, piece_bytes, left, room):
+            plain = (paths[place.file], sizes[place])
+            for piece in _plain_pieces(*plain, place, piece_bytes, left, room):
                 left -= piece.num_bytes
                 yield piece
 
@@ -239,10 +241,10 @@ def is_packed(path: Path) -> bool:
 
 
 def _plain_pieces(
-    path: Path, start: Position, piece_bytes: int, left: int, room: Room
+    path: Path, size: int, start: Position, piece_bytes: int, left: int, room: Room
 ) -> Iterator[Piece]:
     """Pieces of a file, of all that is left to read."""
-    size, begin = path.stat().st_size, start.offset
+    begin = start.offset
     while begin < max(size, 1):  # an empty file is a piece, too
         # Smaller ones at the end of everything, so that no process works on a last one alone.
         share = max((left + start.offset - begin) // (2 * room.threads), LAST_BYTES)
