@@ -48,7 +48,7 @@ def update(
     """
     count = weight.numel()
     if count:
-        _kernel[(-(-count // BLOCK),)](
+        _adagrad_kernel[(-(-count // BLOCK),)](
             weight, total, grad, lr, found_inf, eps, count, BLOCK=BLOCK, num_warps=8
         )
 
@@ -56,7 +56,7 @@ def update(
 if triton is not None:
 
     @triton.jit
-    def _kernel(weight, total, grad, lr, found_inf, eps, count, BLOCK: tl.constexpr):
+    def _adagrad_kernel(weight, total, grad, lr, found_inf, eps, count, BLOCK: tl.constexpr):
         if tl.load(found_inf) == 0:
             place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
             inside = place < count

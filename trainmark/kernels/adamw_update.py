@@ -110,7 +110,7 @@ def launch(own: Held, grad: Tensor, key: Tensor, scalars: Tensor, constants: Con
     count = own.param.numel()
     if count == 0:
         return
-    _kernel[(-(-count // BLOCK),)](
+    _adamw_kernel[(-(-count // BLOCK),)](
         own.param,
         own.param if own.master is None else own.master,
         own.param if own.remainder is None else own.remainder,
@@ -132,7 +132,7 @@ if triton is not None:
     from trainmark.kernels.rounding import mixed, rounded_stochastically, shortened
 
     @triton.jit
-    def _kernel(
+    def _adamw_kernel(
         param, master, remainder, exp_avg, exp_avg_sq, grad, key, scalars, count,
         beta1, beta2, eps, weight_decay,
         HAS_MASTER: tl.constexpr, HAS_REMAINDER: tl.constexpr, ROUND_SQ: tl.constexpr,
