@@ -37,7 +37,6 @@ def _slowly(dies_at: int | None, fsync=os.fsync):  # type: ignore[no-untyped-def
 
 def _serve() -> None:
     torch.set_num_threads(1)  # a fork takes no other thread along
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests run under nohup
     import tests.small  # noqa: F401  (imports what a run needs, once for all victims)
     from trainmark.run import runner  # noqa: F401
 

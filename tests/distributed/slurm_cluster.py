@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.waiting import wait_until
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 NODES = ("machine1", "machine2")
 
@@ -80,9 +82,12 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
         for command in commands:
             daemons.append(subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet))
             if command[0] == "munged":
-                _wait_for((folder / "munge.socket").exists)
-        _wait_for(lambda: _idle_nodes(environment) == len(NODES))
+                wait_until((folder / "munge.socket").exists)
+        wait_until(lambda: _idle_nodes(environment) == len(NODES), pause=0.1)
         yield variables
+        # What a test that failed has left would go on without the daemons.
+        subprocess.run(["scancel", "--user=root"], env=environment, check=True)
+        wait_until(lambda: _idle_nodes(environment) == len(NODES), pause=0.1)
     finally:
         for daemon in reversed(daemons):
             daemon.terminate()
@@ -116,14 +121,6 @@ def _idle_nodes(environment: dict[str, str]) -> int:
         env=environment, capture_output=True, text=True,
     )  # fmt: skip
     return shown.stdout.split().count("idle")
-
-
-def _wait_for(done: object) -> None:
-    deadline = time.monotonic() + 60
-    while not done():  # type: ignore[operator]
-        if time.monotonic() > deadline:
-            raise TimeoutError("SLURM did not start; see the logs in its folder")
-        time.sleep(0.1)
 
 
 if __name__ == "__main__":
