@@ -194,7 +194,10 @@ def test_a_dataset_that_was_prepared_anew_is_another(
         (("inputs", "columns"), [{"role": "numerical", "reading": "plain"}], "column"),
         (("inputs", "columns", 0, "reading"), 3, "reading"),
         (("inputs", "columns", 0, "reding"), "plain", "reding"),
+        (("inputs", "columns", 0, "reading"), None, "age lacks its reading"),
         (("inputs",), [], "inputs"),
+        (("inputs",), None, "inputs"),
+        (("columns", "city", "max_rows"), 10**30, "max_rows"),
         (("columns", "city", "digest"), None, "digest"),
         (("recipe",), [], "recipe"),
     ],
@@ -254,6 +257,35 @@ def test_an_edited_dataset_is_not_grown(
     assert main(["prepare", "csv", *words, "--vocabulary", str(data)]) == 2
     assert f"trainmark: {data / name} " in capsys.readouterr().err
     assert not (tmp_path / "grown").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "part"),
+    [
+        ("table_rows", [], "is not what the model was trained on"),
+        ("table_rows", [10**30, 4], "table_rows"),
+        ("bottom_mlp", [10**30, 8], "bottom_mlp"),
+        ("numerical_features", None, "numerical_features"),
+    ],
+)
+def test_an_edited_export_scores_nothing(
+    trained: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    key: str,
+    value: Any,
+    part: str,
+) -> None:
+    """Its tables must be those that its vocabularies have ids for."""
+    export = shutil.copytree(trained / "run" / "export", tmp_path / "export")
+    (export / "checksums.json").unlink()
+    config = json.loads((export / "config.json").read_text())
+    (export / "config.json").write_text(_edited(config | {key: value}))
+    write_log(tmp_path / "log.csv")
+    words = ["--input", str(tmp_path / "log.csv"), "--output", str(tmp_path / "scores.csv")]
+    assert main(["predict", str(export), *words]) == 2
+    assert part in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "scores.csv").exists()
 
 
 # --- what is accepted

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from trainmark.bounds import Count, CountOrZero
 from trainmark.files import read_json
 from trainmark.validation import parse
 
@@ -24,13 +25,13 @@ def read(folder: Path) -> dict[str, Any]:
 @dataclass(frozen=True)
 class _Grown:
     digest: str
-    rows: int
+    rows: Count
 
 
 @dataclass(frozen=True)
 class _Rule:
-    threshold: int
-    max_rows: int | None
+    threshold: CountOrZero
+    max_rows: Count | None
     digest: str
     extends: tuple[_Grown, ...] = ()
 
@@ -45,6 +46,10 @@ class _Use:
     comparison: tuple[str, float | str] | None = None
     parameters: dict[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        if self.role == "numerical" and self.reading is None:
+            raise ValueError(f"its column {self.column} lacks its reading")
+
 
 @dataclass(frozen=True)
 class _Inputs:
@@ -57,4 +62,4 @@ class _Inputs:
 class _Facts:
     recipe: str
     columns: dict[str, _Rule]
-    inputs: _Inputs | None = None
+    inputs: _Inputs = _Inputs(missing=[], columns=[])

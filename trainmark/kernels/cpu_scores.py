@@ -138,6 +138,8 @@ def scores(
         IndexError: an id that its table has no row for.
     """
     B, F = ids_BF.shape
+    if len(tables.tables) != F:
+        raise ValueError(f"ids of {F} features for {len(tables.tables)} tables")
     out_B = np.empty(B, np.float32)
     given = np.ascontiguousarray(numbers_BN, np.float32), np.ascontiguousarray(ids_BF, np.int64)
     layers = (before.widths, before.numbers, relu_before, after.widths, after.numbers)

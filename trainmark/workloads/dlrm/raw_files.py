@@ -74,6 +74,7 @@ def score_files(
         weights = serving.of_export(served.folder)  # refuses other formats before hours of encoding
         config = serving.described(served.folder)
         encoded = _encoded_by_export(served.folder, raw, folder / "data")
+        serving.check_same_tables(served.folder / FOLDER, encoded.folder, config)
     else:
         config = description(served.run)
         weights = serving.of_checkpoint(filled(served.checkpoint))

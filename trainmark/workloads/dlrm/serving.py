@@ -17,6 +17,7 @@ from annotated_types import MinLen
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from trainmark.bounds import Count, CountOrZero, Width
 from trainmark.checkpoint import folders
 from trainmark.checkpoint.run_tensors import read_weight_arrays, read_weights, weight_entries
 from trainmark.clickdata import feature_spec, identity
@@ -62,9 +63,10 @@ def load(served: Served[DlrmRun]) -> ClickScorer:
 class _Described:
     """What a model's `description` must say for it to be computed."""
 
-    table_rows: list[int]
-    bottom_mlp: Annotated[list[int], MinLen(1)]
-    top_mlp: Annotated[list[int], MinLen(1)]
+    numerical_features: CountOrZero
+    table_rows: list[Count]
+    bottom_mlp: Annotated[list[Width], MinLen(1)]
+    top_mlp: Annotated[list[Width], MinLen(1)]
     interaction: str = "dot"
     logit_offset: float = 0.0
     crosses: tuple[list[int], ...] = ()
@@ -185,7 +187,7 @@ def _values(served: Served[DlrmRun], config: dict[str, Any], run_data: str | Non
             raise InputError(f"--values raw: {data} has no vocabularies to encode them with.")
         return _prepared(config)
     identity.check(config.get("dataset", []), Path(data), run_data)
-    _check_same_tables(Path(data), config)
+    check_same_tables(Path(data), Path(data), config)
     return RawRequestValues(values)
 
 
@@ -196,9 +198,15 @@ def _prepared(config: dict[str, Any]) -> PreparedValues:
     return PreparedValues(numerical, categorical, tables, config.get("hotness"))
 
 
-def _check_same_tables(data: Path, config: dict[str, Any]) -> None:
-    """For models of an earlier version, which do not say more about their dataset."""
-    spec = feature_spec.read(data)
+def check_same_tables(data: Path, prepared: Path, config: dict[str, Any]) -> None:
+    """For models of an earlier version, which do not say more about their dataset, and for those
+    that somebody edited.
+
+    Args:
+        data: the dataset, for the message.
+        prepared: it, or rows that were prepared by its vocabularies.
+    """
+    spec = feature_spec.read(prepared)
     found = (len(spec.numerical), list(spec.cardinalities))
     if found != (config["numerical_features"], _feature_rows(config)):
         raise InputError(
