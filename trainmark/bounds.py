@@ -20,6 +20,8 @@ Width = Annotated[int, Ge(1), Le(2**24)]
 """The width of a layer: a matrix of two such widths can still be described."""
 Layers = Annotated[int, Ge(1), Le(10_000)]
 """Parts that are built one by one."""
+Repeats = Annotated[int, Ge(1), Le(1000)]
+"""Runs that are made one after the other."""
 Ids = Annotated[int, Ge(1), Le(2**31)]
 """The size of a vocabulary: ids are stored in 32 bits."""
 Examples = Annotated[int, Ge(1), Le(10**7)]

@@ -16,7 +16,16 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import tyro
 
 from trainmark import checksums
-from trainmark.bounds import Count, CountOrZero, Finite, NotNegative, Part, Positive, Seed
+from trainmark.bounds import (
+    Count,
+    CountOrZero,
+    Finite,
+    NotNegative,
+    Part,
+    Positive,
+    Repeats,
+    Seed,
+)
 from trainmark.errors import InputError, unknown
 from trainmark.hardware.backends import DeviceChoice
 from trainmark.hardware.devices import Precision
@@ -190,7 +199,7 @@ class TrainOptions:
     config.json."""
     reference: Path | None = None
     """Loss curve to compare with at the end, as `align` does; the result says if they agree."""
-    repeats: Count = 1
+    repeats: Repeats = 1
     """Train this many seeds, into OUTPUT/0, OUTPUT/1, ..."""
     dry_run: bool = False
     """Resolve, build without allocating, and print the bytes per device; needs no device."""

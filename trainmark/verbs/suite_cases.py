@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trainmark import workloads
+from trainmark.bounds import Repeats
 from trainmark.config import OBSERVATION, Run, TrainOptions, differences
 from trainmark.errors import InputError, raise_all
 from trainmark.hardware import backends, devices, known
@@ -41,7 +42,7 @@ class Given:
     """HARDWARExNODESxDEVICES that it is for."""
     name: str | None = None
     """By default RUN-CASE."""
-    repeats: int = 1
+    repeats: Repeats = 1
     flags: str = ""
     """Flags as they would be typed after `train RUN`."""
 
@@ -141,9 +142,6 @@ def _checked(
         flags = _split(given.flags)
         cfg, options = parse_run("train", [given.run, *flags], TrainOptions)
         _check_options(options)
-    with problems.of(name):
-        if given.repeats < 1:
-            raise InputError(f"repeats must be at least 1. Received: {given.repeats}.")
     if cluster is None or cfg is None:
         return []
     case = Case(
