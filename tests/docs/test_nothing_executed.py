@@ -8,7 +8,7 @@ import fnmatch
 import html.parser
 import json
 import pickle
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -80,10 +80,15 @@ NEVER = (
 )  # fmt: skip
 
 
-def _nodes() -> Iterator[tuple[str, ast.AST]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            yield str(path.relative_to(PACKAGE)), node
+@cache
+def _nodes() -> list[tuple[str, ast.AST]]:
+    """Of the code that imports or calls something."""
+    return [
+        (str(path.relative_to(PACKAGE)), node)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call | ast.Import | ast.ImportFrom)
+    ]
 
 
 def _is_never_called(name: str) -> bool:
