@@ -305,7 +305,7 @@ def test_a_run_s_configuration_takes_other_crosses(
 
 def test_crosses_are_of_datasets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "dlrm-demo", *small.FLAGS, "--output", str(tmp_path / "run")]
-    refused(capsys, [*words, "--model.crosses", "0x1"], "for a dataset with one id of each feature")
+    refused(capsys, [*words, "--model.crosses", "0x1"], "crosses are for a dataset of files")
 
 
 def test_a_configuration_without_crosses_is_read(trained: Path) -> None:

@@ -298,6 +298,28 @@ def check_requests(scorer: Any) -> None:
 # --- what is refused
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--model.crosses", "0x1"], "model.crosses are for one id of each feature"),
+        (["--model.table-widths", "8", "16", "16"], "Tables of several widths are for one id of"),
+    ],
+)
+def test_what_lists_exclude(
+    flags: list[str],
+    words: str,
+    dataset: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["train", "dlrm-auto", "--data", str(dataset), "--output", str(tmp_path / "run")]
+    said = refused(capsys, main([*command, "--device", "cpu", *flags]))
+    assert words in said
+    assert "a sample has up to 3 5 1 of them" in said
+    assert "or prepare data without columns of lists." in said
+    assert not (tmp_path / "run").exists()
+
+
 def refused(capsys: pytest.CaptureFixture[str], code: int) -> str:
     assert code == 2
     return capsys.readouterr().err

@@ -198,10 +198,15 @@ def _hotness_problems(cfg: DlrmRun) -> list[str]:
         )
     if model.has_bags and model.has_narrow_tables:
         problems.append(
-            "Tables of several widths have one id per feature in this version. Received: "
-            "model.table_widths with several. Leave one of them out."
+            f"Tables of several widths are for one id of each feature; {_bags(cfg)} Leave "
+            "--model.table-widths out, or prepare data without columns of lists."
         )
     return problems
+
+
+def _bags(cfg: DlrmRun) -> str:
+    sizes = " ".join(map(str, cfg.model.bag_sizes))
+    return f"here, in the order of the features, a sample has up to {sizes} of them."
 
 
 def _cross_problems(cfg: DlrmRun) -> list[str]:
@@ -210,8 +215,13 @@ def _cross_problems(cfg: DlrmRun) -> list[str]:
     if not model.crosses:
         return []
     received = f"Received: {' '.join(model.crosses)}."
-    if model.has_bags or is_generated(cfg.data):
-        return [f"model.crosses are for a dataset with one id of each feature. {received}"]
+    if model.has_bags:
+        return [
+            f"model.crosses are for one id of each feature; {_bags(cfg)} {received} Leave "
+            "--model.crosses out, or prepare data without columns of lists."
+        ]
+    if is_generated(cfg.data):
+        return [f"model.crosses are for a dataset of files. {received}"]
     last = len(model.feature_rows) - 1
     if not all(_is_cross(cross, last) for cross in model.crosses):
         return [
