@@ -12,7 +12,7 @@ from trainmark.workloads.dlrm.request_values import ClickRows
 
 
 class PreparedValues:
-    """Checks numbers and ids; for models without vocabularies. See `RequestValues`.
+    """Checks numbers and ids, where there are no vocabularies; as `RawRequestValues` otherwise.
 
     Args:
         numerical, categorical: names of the features.

@@ -1,9 +1,9 @@
 """What the rows of requests hold: raw values here, numbers and ids in `prepared_values.py`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,36 +24,6 @@ class ClickRows:
         return len(self.numerical)
 
 
-class RequestValues(Protocol):
-    """How the values of requests become inputs of the model."""
-
-    kind: str
-    """raw or prepared."""
-    about: str
-    """What a request has, in words."""
-    datatypes: tuple[str, str]
-    """Of the tensors with numerical and with categorical values."""
-    width: int
-    """Columns of the latter."""
-    numerical: tuple[str, ...]
-    categorical: tuple[str, ...]
-    tables: tuple[str, ...]
-    expects: Mapping[str, str]
-    """These four as `RawValues` has them."""
-
-    def of_lists(self, numerical: Rows, categorical: Rows) -> ClickRows:
-        """Rows as they come in JSON."""
-
-    def of_tensors(self, numbers: NDArray[Any], categorical: NDArray[Any]) -> ClickRows:
-        """Rows as they come in tensors."""
-
-    def encode(self, requests: Sequence[ClickRows]) -> Encoded:
-        """The rows of several requests, in their order."""
-
-    def example(self) -> tuple[list[Any], list[Any]]:
-        """A row."""
-
-
 class RawRequestValues:
     """Values as in the log that was prepared, which may be wrong or missing.
 
@@ -64,20 +34,25 @@ class RawRequestValues:
     kind = "raw"
     about = "Rows of raw values, as in the log that was prepared."
     datatypes = ("FP64", "BYTES")
+    """Of the tensors with numerical and with categorical values."""
 
     def __init__(self, values: RawValues) -> None:
         self._values, self.example = values, values.example
         self.numerical, self.categorical = values.numerical, values.categorical
         self.tables, self.expects = values.tables, values.expects
         self.width = len(values.categorical)
+        """Columns of the latter."""
 
     def of_lists(self, numerical: Rows, categorical: Rows) -> ClickRows:
+        """Rows as they come in JSON."""
         return ClickRows(numerical, categorical)
 
     def of_tensors(self, numbers: NDArray[Any], categorical: NDArray[Any]) -> ClickRows:
+        """Rows as they come in tensors."""
         return ClickRows(_as_json_has_them(numbers), self._with_lists(_decoded(categorical)))
 
     def encode(self, requests: Sequence[ClickRows]) -> Encoded:
+        """The rows of several requests, in their order, as the model takes them."""
         return self._values.encode(
             list(chain.from_iterable(rows.numerical for rows in requests)),
             list(chain.from_iterable(rows.categorical for rows in requests)),

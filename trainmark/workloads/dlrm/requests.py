@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 
 from trainmark.errors import InputError, unknown
 from trainmark.scoring import TensorSpec
-from trainmark.workloads.dlrm.request_values import ClickRows, RequestValues
+from trainmark.workloads.dlrm.prepared_values import PreparedValues
+from trainmark.workloads.dlrm.request_values import ClickRows, RawRequestValues
 
 Clicks = Callable[[NDArray[np.floating], NDArray[np.int64]], NDArray[np.float32]]
 """From rows of numbers and ids to probabilities."""
+Values = RawRequestValues | PreparedValues
+"""How the values of requests become inputs of the model: each has what the other has."""
 Lists = tuple[list[list[Any]], list[list[Any]]]
 """Numerical and categorical values of each row."""
 
@@ -34,7 +37,7 @@ class ClickScorer:
     output = TensorSpec(name="clicks", datatype="FP32", shape=(-1,))
 
     def __init__(
-        self, config: dict[str, Any], clicks: Clicks, values: RequestValues, facts: dict[str, Any]
+        self, config: dict[str, Any], clicks: Clicks, values: Values, facts: dict[str, Any]
     ) -> None:
         self._values, self._clicks = values, clicks
         self._names = [*values.numerical, *values.categorical]

@@ -33,8 +33,8 @@ from trainmark.validation import parse
 from trainmark.workloads.dlrm import one_pass
 from trainmark.workloads.dlrm.description import description
 from trainmark.workloads.dlrm.prepared_values import PreparedValues
-from trainmark.workloads.dlrm.request_values import RawRequestValues, RequestValues
-from trainmark.workloads.dlrm.requests import Clicks, ClickScorer
+from trainmark.workloads.dlrm.request_values import RawRequestValues
+from trainmark.workloads.dlrm.requests import Clicks, ClickScorer, Values
 from trainmark.workloads.dlrm.runs import DlrmRun, is_generated
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _check_memory(needed: int, device: str) -> None:
 # --- features
 
 
-def _values(served: Served[DlrmRun], config: dict[str, Any], run_data: str | None) -> RequestValues:
+def _values(served: Served[DlrmRun], config: dict[str, Any], run_data: str | None) -> Values:
     """What reads the values of requests."""
     carried = served.folder / FOLDER  # by an export
     data = served.data or (None if is_generated(run_data) else run_data)
