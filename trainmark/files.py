@@ -190,17 +190,22 @@ ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/")
 """How the address of another machine's file begins; `Path` takes one of its slashes."""
 
 
+def refuse_address(output: Path) -> None:
+    """Refuse an output on another machine, which would become a folder named s3: here."""
+    if found := ADDRESS.match(str(output)):
+        raise InputError(
+            f"{output} is an address of {found[1]}:; expected a folder of this machine, which may "
+            "be copied there afterwards."
+        )
+
+
 def in_the_making(output: Path, kind: str) -> tuple[Path, Path]:
     """A folder to be written, of a link what it names, and the folder beside it that becomes it.
 
     Refused is what cannot be replaced, would be gone from under a shell, or is no path of this
     machine: before the work, not after it.
     """
-    if found := ADDRESS.match(str(output)):
-        raise InputError(
-            f"{output} is an address of {found[1]}:; expected a folder of this machine, which may "
-            "be copied there afterwards."
-        )
+    refuse_address(output)
     output = Path(os.path.realpath(output))
     is_empty = output.is_dir() and not any(output.iterdir())
     is_here = is_empty and os.path.samefile(output, ".")

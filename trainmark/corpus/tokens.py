@@ -66,12 +66,22 @@ class TextBlock:
     ends_file: bool
 
 
+def _find(given: str) -> list[Path]:
+    pattern = given.removeprefix("file://")
+    if "://" in pattern:
+        raise InputError(
+            f"--input is {pattern!r}; prepare tokens reads files of this machine. Copy them first."
+        )
+    paths = sorted(Path(name) for name in glob.glob(pattern, recursive=True))
+    if not (found := [path for path in paths if path.is_file()]):
+        raise no_file_matches(pattern)
+    return found
+
+
 def prepare(options: Options) -> None:
     """Tokenise, then join the blocks; does nothing where the same dataset exists already."""
-    paths = sorted(Path(name) for name in glob.glob(options.input, recursive=True))
-    paths = [path for path in paths if path.is_file()]
-    if not paths:
-        raise no_file_matches(options.input)
+    files.refuse_address(options.output)
+    paths = _find(options.input)
     if options.workers is not None and options.workers < 1:
         raise InputError(f"workers must be at least 1. Received: {options.workers}.")
     tokens = tokenizer.load(options.tokenizer)
