@@ -97,7 +97,7 @@ def config(world: int = 1, device: torch.device = CPU, **changes: Any) -> LlamaR
         device=device.type,  # type: ignore[arg-type]
         compile=False,
         model=Model(
-            layers=4, hidden=32, ffn=64, heads=4, kv_heads=2, vocab=64, rope_theta=10_000.0,
+            layers=4, hidden=64, ffn=64, heads=4, kv_heads=2, vocab=64, rope_theta=10_000.0,
             init_std=0.05,
         ),
         sequence=16,

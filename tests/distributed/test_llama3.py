@@ -127,4 +127,4 @@ def test_one_process_resumes_bit_for_bit(tmp_path: Path, changes: dict[str, Any]
     assert start is not None
     assert train(cfg, single(CPU), start=start, stop=SAVED_AT + 4) == whole[SAVED_AT:]
     # Every precision trains: the curve is near fp32's.
-    assert whole[SAVED_AT] == pytest.approx(3.2956, rel=0.02)
+    assert whole[SAVED_AT] == pytest.approx(3.4719, rel=0.02)

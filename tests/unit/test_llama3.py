@@ -77,7 +77,7 @@ def test_weights_come_in_from_transformers(tmp_path: Path, monkeypatch: pytest.M
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "scaled rotary positions"),
         ({"attention_bias": True}, "attention_bias True is not supported; expected False"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; expected 'silu'"),
-        ({"head_dim": 64}, "head_dim 64 is not supported; expected 8"),
+        ({"head_dim": 64}, "head_dim 64 is not supported; expected 16"),
         ({"vocab_size": None}, "has no vocab_size"),
     ],
 )
@@ -261,6 +261,15 @@ def test_every_stage_has_a_layer() -> None:
         ({"parallel": "PP1DP1TP8", "model": runs.Model(kv_heads=4)}, "TP8 cannot split"),
         ({"parallel": "PP8DP1TP1", "model": runs.Model(layers=4)}, "at least as many layers"),
         ({"optimizer_states": "bf16", "precision": "fp32"}, "needs precision bf16 or fp8"),
+        (
+            {
+                "parallel": "PP1DP1TP8",
+                "precision": "fp8",
+                "model": runs.Model(hidden=1024, heads=128),
+            },
+            r"fp8 needs each rank's part of keys .* Received: 64 over TP8",
+        ),
+        ({"precision": "fp8", "sequence": 100, "micro_batch": 1}, "a multiple of 16 tokens"),
         ({"model": runs.Model(heads=5)}, "must divide model.hidden"),
         ({"global_batch": 513}, "must equal micro_batch x accumulate"),
         ({"data": None}, "prepare tokens"),

@@ -6,6 +6,8 @@ from torch import Tensor
 
 from tests.small import copies, same_bits
 from trainmark.embeddings.engine import LocalEngine
+from trainmark.embeddings.tables import row_update
+from trainmark.embeddings.tables.row_update import Settings
 from trainmark.embeddings.tables.update import RowGradients, add_rows, make_rule
 from trainmark.training.optimizers import (
     decay_weights,
@@ -78,6 +80,23 @@ def test_weight_decay_takes_its_share_of_the_rows_that_were_looked_up(name: str)
         expected = plain.store.weight - share * before
         torch.testing.assert_close(decayed.store.weight, expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(decayed.store.weight[2], engine(name).store.weight[2])  # never looked up
+
+
+@pytest.mark.parametrize("ids", [torch.int32, torch.int64])
+def test_summed_rows_decay_once_whatever_their_type(ids: torch.dtype) -> None:
+    """Sorted for the kernels, they are of 32 bits, and one that repeats comes again with zeros."""
+    decayed, plain = (make_rule("rowwise_adagrad", **SETTINGS, weight_decay=d) for d in (0.5, 0.0))
+    rows, grads = torch.tensor([1, 1, 3], dtype=ids), torch.rand(3, 4)
+    grads[1] = 0
+    before, found = torch.rand(5, 4), []
+    for rule in (decayed, plain):
+        found.append(before.clone())
+        state, settings = rule.new_state(found[-1]), Settings(lr=0.3, gate=ON)
+        squares = grads.square().mean(1)
+        row_update.update_summed(rule, found[-1], state, rows, grads.clone(), squares, settings)
+    share = torch.zeros(5, 1)
+    share[[1, 3]] = 0.3 * 0.5
+    torch.testing.assert_close(found[0], found[1] - share * before)
 
 
 def test_rowwise_adagrad_by_hand() -> None:

@@ -208,7 +208,8 @@ def square_sums(rows: Tensor) -> Tensor:
 def decay_rows(weight: Tensor, rows: Tensor, share: Tensor | float) -> None:
     """Take a share off the rows: once, however often one is named."""
     kept = weight.index_select(0, rows).mul_(1 - share)
-    weight.index_copy_(0, rows, kept)  # equal rows have become equal ones: any may come last
+    # Equal rows have become equal ones: any may come last. Sorted rows may be of 32 bits.
+    weight.index_copy_(0, rows.long(), kept)
 
 
 def add_rows(

@@ -170,6 +170,25 @@ def _schedule_problems(cfg: LlamaRun, axes: dict[str, int]) -> list[str]:
 def _device_problems(cfg: LlamaRun, cluster: Cluster) -> Iterator[str]:
     if cluster.hardware == "cpu" and cfg.attention in ("cudnn", "efficient"):
         yield f"attention {cfg.attention} needs a GPU; use auto."
-    tp = axes_of(cfg)["tp"]
-    if cfg.precision == "fp8" and (cfg.model.hidden % 16 or cfg.model.ffn % (16 * tp)):
-        yield "fp8 needs model.hidden and each rank's part of model.ffn to be multiples of 16."
+    if cfg.precision == "fp8":
+        yield from _fp8_problems(cfg)
+
+
+def _fp8_problems(cfg: LlamaRun) -> Iterator[str]:
+    """Of products whose sides are no multiples of 16, which fp8 tensor cores do not take."""
+    model, axes = cfg.model, axes_of(cfg)
+    widths = {
+        "model.hidden": model.hidden,
+        "keys (kv_heads x hidden / heads)": model.kv_heads * model.head_dim,
+        "model.ffn": model.ffn,
+    }
+    for name, width in widths.items():
+        if width % (16 * axes["tp"]):
+            yield (
+                f"fp8 needs each rank's part of {name} to be a multiple of 16. Received: {width} "
+                f"over TP{axes['tp']}."
+            )
+    batches, _ = resolve_batches(cfg, axes["dp"])
+    tokens = (batches.micro_batch or 1) * cfg.sequence
+    if tokens % 16:
+        yield f"fp8 needs a micro-batch of a multiple of 16 tokens. Received: {tokens}."
