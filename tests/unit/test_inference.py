@@ -342,7 +342,7 @@ def test_nor_is_one_planned_where_rows_are_exchanged(plans: list[str]) -> None:
         (["--batches", "0"], ["--batches must be sizes of at least 1", "'0'"]),
         (["--batches", "1,-64"], ["'1,-64'"]),
         (["--batches", "1,,64"], ["'1,,64'"]),
-        (["--batches", ""], ["Received: ''"]),
+        (["--batches", ""], ["--batches is empty"]),
         (["--batches", "many"], ["such as 1,64,4096", "'many'"]),
         (["--batches", "1.5"], ["'1.5'"]),
         (["--batches", "²"], ["'²'"]),
