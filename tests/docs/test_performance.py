@@ -258,3 +258,16 @@ def test_cores_of_preparation() -> None:
     answers = [time.split()[0] for _, _, time in table(PREPARATION, "log | machine |")]
     for shown, value in zip(answers[1:3], (runs[4]["seconds"], disk), strict=True):
         assert_rounded(shown, value)
+
+
+def test_cores_of_training() -> None:
+    rows = read_rows("dlrm_cpu_cores")
+    shapes, systems = {"narrow": "embeddings", "full-size": "full-size"}, ("pytorch", "trainmark")
+    lines = table(PAGE, "network | system | 1 |")
+    assert len(lines) == len(rows) / 5
+    for network, system, *cells, times in lines:
+        which = {"shape": shapes[network.split()[0]], "system": systems[system == "Trainmark"]}
+        steps = [1000 * only(rows, **which, cores=n)["step_s"] for n in (1, 2, 4, 8, 16)]
+        for shown, value in zip(cells, steps, strict=True):
+            assert_rounded(shown, value)
+        assert_rounded(times.removesuffix(" x"), steps[0] / steps[-1])

@@ -36,3 +36,14 @@ def test_a_billion_rows() -> None:
         assert_rounded(of_row[name][1], seconds / 12)
         cores = 1 if name == "finish" else 160
         assert_rounded(of_row[name][2], 1000 * seconds / 12 / cores)
+
+
+def test_small_logs() -> None:
+    rows = [row for row in read_rows("prepare_cores") if row["rows"] in (4_000_000, 0)]
+    header = (1, 2, 4, 8, 16)
+    for kind, *cells in table("docs/preparation_speed.md", "input | 1 |"):
+        for cores, shown in zip(header, cells, strict=True):
+            if shown:
+                assert_rounded(shown, only(rows, kind=kind.strip("`"), cores=cores)["seconds"])
+    of_csv = {row["digest"] for row in rows if row["kind"] == "csv"}
+    assert len(of_csv) == 1
