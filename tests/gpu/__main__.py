@@ -104,6 +104,10 @@ def main() -> int:
     with nullcontext() if chosen.quick else _multi_process_service(folder):
         failed = _run(chosen, words, folder)
     print(f"{'FAILED' if failed else 'passed'} after {time.monotonic() - began:.0f} s; {folder}")
+    if failed and (folder / "mps.log").exists():
+        print(
+            "Under the Multi-Process Service, a rank that dies may take those of other tests along."
+        )
     return int(failed)
 
 
