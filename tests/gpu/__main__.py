@@ -106,7 +106,7 @@ def main() -> int:
     print(f"{'FAILED' if failed else 'passed'} after {time.monotonic() - began:.0f} s; {folder}")
     if failed and (folder / "mps.log").exists():
         print(
-            "Under the Multi-Process Service, a rank that dies may take those of other tests along."
+            "Under the Multi-Process Service, a rank that dies may take those of other tests too."
         )
     return int(failed)
 
