@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import lzma
 import os
 import random
 from dataclasses import replace
@@ -17,11 +18,13 @@ from pyarrow import fs
 
 from tests.unit.criteo_oracle import random_lines, write_day
 from tests.unit.test_prepare_engine import ROOMY, TIGHT, files, prepare
+from tests.unit.test_tokens import bytes_tokenizer
+from trainmark import remote
 from trainmark.clicklog import criteo, csv_data, parquet_data
 from trainmark.clicklog.engine import phases
 from trainmark.clicklog.engine.limits import Limits
-from trainmark.clicklog.sources import remote
 from trainmark.clicklog.sources.text_files import TextFile
+from trainmark.corpus import tokens
 from trainmark.errors import InputError
 
 
@@ -158,3 +161,24 @@ def test_a_lost_connection_is_no_damage(
     with TextFile(where) as file, pytest.raises(InputError, match=r"read: the server is gone\.$"):
         file.read_into(bytearray(len(text)))
     assert file.damage is None
+
+
+def test_texts(bucket: Path, tmp_path: Path) -> None:
+    """Plain and packed, of several lines; a continued preparation knows them by address."""
+    texts = {
+        "a.txt": b"one two\nthree\n", "b.txt.gz": gzip.compress(b"four five\n"),
+        "c.txt.xz": lzma.compress(b"six\nseven"),
+    }  # fmt: skip
+    for name, packed in texts.items():
+        (bucket / name).write_bytes(packed)
+    tokenizer, found = bytes_tokenizer(tmp_path / "tokenizer"), []
+    for number, given in enumerate((f"{bucket}/*.txt*", "s3://bucket/*.txt*")):
+        output = tmp_path / f"{number}"
+        tokens.prepare(tokens.Options(input=given, tokenizer=tokenizer, output=output))
+        found.append({path.suffix: path.read_bytes() for path in output.glob("corpus_*.[bi]*")})
+    assert set(found[0]) == {".bin", ".idx"}
+    assert found[0] == found[1]
+    with pytest.raises(InputError, match=r"No file matches --input 's3://bucket/d\.txt'"):
+        tokens.prepare(
+            tokens.Options(input="s3://bucket/d.txt", tokenizer=tokenizer, output=tmp_path / "d")
+        )

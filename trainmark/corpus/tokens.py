@@ -7,6 +7,7 @@ block is a file of its own until the end: a preparation that was stopped goes on
 import glob
 import gzip
 import hashlib
+import io
 import json
 import lzma
 import os
@@ -22,7 +23,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from trainmark import checksums, files
+from trainmark import checksums, files, remote
 from trainmark.corpus import dataset, tokenizer
 from trainmark.corpus.indexed import token_dtype, write_index
 from trainmark.corpus.tokenizer import Tokenizer
@@ -40,7 +41,8 @@ class Options:
     """Tokenise text for Llama-3 (and anything that reads Megatron's indexed datasets)."""
 
     input: str
-    """Files, as a pattern: .txt (a file is a document) or .jsonl (a line is one), also .gz, .xz."""
+    """Files, as a pattern: .txt (a file is a document) or .jsonl (a line is one), also .gz, .xz;
+    s3://, gs:// and hdfs:// as with csv."""
     tokenizer: Path
     """Folder with tokenizer.json (Hugging Face) or tokenizer.model (tiktoken, Llama-3's own)."""
     output: Path
@@ -68,10 +70,8 @@ class TextBlock:
 
 def _find(given: str) -> list[Path]:
     pattern = given.removeprefix("file://")
-    if "://" in pattern:
-        raise InputError(
-            f"--input is {pattern!r}; prepare tokens reads files of this machine. Copy them first."
-        )
+    if remote.is_remote(pattern):
+        return remote.find(pattern, "--input")
     paths = sorted(Path(name) for name in glob.glob(pattern, recursive=True))
     if not (found := [path for path in paths if path.is_file()]):
         raise no_file_matches(pattern)
@@ -168,8 +168,9 @@ def _read(path: Path, file: BinaryIO) -> bytes:
 
 
 def _open(path: Path) -> Any:
-    opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-    return opener(path, "rb")
+    """Unpacked. A file elsewhere is read here, too: connections do not survive a fork."""
+    unpacked: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, io.BufferedReader)
+    return unpacked(path.open("rb", buffering=0))
 
 
 def _tokenise(paths: list[Path], options: Options, parts: Path) -> int:

@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
-from trainmark.clicklog.sources import lists, remote
+from trainmark import remote
+from trainmark.clicklog.sources import lists
 from trainmark.errors import InputError
 
 BUFFER_BYTES = 1 << 16
