@@ -3,8 +3,8 @@
 The plain way is what a competent user writes: one `nn.EmbeddingBag(mode="sum", sparse=True)` per
 table, `torch.optim.SGD` over everything, the same MLPs and dot interaction, BCE with logits. It
 gets its batches ready-made (int64 ids, float32 numbers); ours widens its narrow ones in every
-step, as the training loop does. Ours also trains with `keep_freed_memory`, as `trainmark train`
-does on a CPU, so the plain way is measured a second time with that.
+step, as the training loop does. Ours also trains with `keep_freed_memory` and OpenMP's threads spin
+briefly, as `trainmark train` has it on a CPU, so the plain way is measured a second time with both.
 
 Every measurement has a process of its own: one system is in memory at a time, and no allocator
 state leaks. The machine may be noisy, so systems alternate over several rounds; a round gives
@@ -41,6 +41,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from benchmarks.common import read_rows, write_results
 from benchmarks.dlrm_peers import mlp
+from trainmark.cli import SPIN_COUNT
 from trainmark.distributed.mesh import Mesh
 from trainmark.embeddings.engine import LocalEngine
 from trainmark.hardware.allocator import keep_freed_memory
@@ -385,7 +386,7 @@ def _scaled(cores: int, more: list[str]) -> Iterator[dict[str, Any]]:
             stdout=subprocess.PIPE,
             text=True,
             check=True,
-            env=os.environ | {"OMP_NUM_THREADS": str(cores)},
+            env=_settings(case[1]) | {"OMP_NUM_THREADS": str(cores)},
             preexec_fn=lambda: os.sched_setaffinity(0, chosen),
         )
         found = json.loads(done.stdout)
@@ -396,6 +397,12 @@ def _scaled(cores: int, more: list[str]) -> Iterator[dict[str, Any]]:
         yield {"system": name, "shape": shape, "cores": cores} | samples | found
 
 
+def _settings(system: str) -> dict[str, str]:
+    """Environment variables, which are read when torch is loaded."""
+    spinning = {} if system == PEER else {"GOMP_SPINCOUNT": SPIN_COUNT}
+    return spinning | os.environ
+
+
 def _alternate(rounds: int, more: list[str]) -> Measured:
     """Every measurement once per round, in an order that turns round with every round."""
     found: Measured = {case: [] for case in CASES}
@@ -403,7 +410,8 @@ def _alternate(rounds: int, more: list[str]) -> Measured:
         for case in CASES if number % 2 == 0 else CASES[::-1]:
             began = time.perf_counter()
             command = [sys.executable, __file__, "--measure", *case, *more]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            env = _settings(case[1])
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=env)
             found[case].append(json.loads(done.stdout))
             step_ms = found[case][-1]["step_s"] * 1e3
             took = time.perf_counter() - began
