@@ -14,11 +14,14 @@ process of its own, whose memory (with its children's) is sampled. About ten min
         --warm-up --folder /dev/shm/prepare         on 16 cores and 70 GB of memory: 8 minutes
     PYTHONPATH=. python benchmarks/prepare.py --cores 1 2 4 8 16 --kinds csv parquet npy --warm-up \
         --folder /dev/shm/prepare                   likewise; 6 minutes
+    PYTHONPATH=. python benchmarks/prepare.py --against FOLDER      beside an earlier version, which
+                                                    `git archive COMMIT trainmark` packs
     PYTHONPATH=. python benchmarks/prepare.py --spark 1 2    on so many cores: --engine spark beside
                                                     a plain Spark job, 4 and 16 million rows
 
-Results of the parts that ran, and of --spark, replace those in benchmarks/results/prepare.json; of
---cores, those of the same kind, cores and rows in prepare_cores.json.
+Results of the parts that ran, of --against and of --spark, replace those in
+benchmarks/results/prepare.json; of --cores, those of the same kind, cores and rows in
+prepare_cores.json.
 """
 
 import argparse
@@ -49,6 +52,8 @@ CARDINALITIES = (
 """Criteo's own, at frequency threshold 15."""
 SIZES = {"4m": 4_000_000, "16m": 16_000_000, "40m": 40_000_000}
 DAYS = 8
+HERE = Path(__file__).resolve().parents[1]
+VERSION_ROUNDS = 7
 REPEATS = 3
 """Runs of a part that takes less than a minute; the median counts."""
 TEXTS, TEXT_MB = 16, 2
@@ -67,12 +72,18 @@ def command(kind: str, raw: Path, output: Path, *more: str) -> list[str]:
 
 
 def measure(
-    kind: str, raw: Path, output: Path, *more: str, cores: int | None = None
+    kind: str,
+    raw: Path,
+    output: Path,
+    *more: str,
+    cores: int | None = None,
+    package: Path | None = None,
 ) -> dict[str, Any]:
     """Run a child; seconds from start to end, peak memory of its processes, its phases.
 
     Args:
         cores: how many it may use; all, if not given.
+        package: where an earlier version of ours lies.
     """
     shutil.rmtree(output, ignore_errors=True)
     chosen = sorted(os.sched_getaffinity(0))[:cores]
@@ -81,6 +92,7 @@ def measure(
     child = subprocess.Popen(
         command(kind, raw, output, *more),
         stdout=subprocess.PIPE,
+        env=os.environ | ({"PYTHONPATH": f"{package}:{HERE}"} if package else {}),
         preexec_fn=lambda: os.sched_setaffinity(0, chosen),
     )
     peak, times = [0], dict[int, float]()
@@ -290,6 +302,28 @@ def _scale_key(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["system"], row["kind"], row["rows"], row["cores"], row["output"]
 
 
+# --- an earlier version
+
+
+def compare_versions(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """What a user types, with this version and the earlier one in turns, on two cores."""
+    raw, output = generate(SIZES["4m"], arguments.folder), arguments.folder / "out"
+    packages = {"command": HERE, "earlier command": arguments.against}
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in packages}
+    for number in range(1 + VERSION_ROUNDS):
+        for name, package in packages.items():
+            _warm(raw)
+            measured = measure("command", raw, output, cores=2, package=package)
+            if number:  # the first fills numba's cache
+                found[name].append(measured)
+    shutil.rmtree(output)
+    load = round(os.getloadavg()[0], 1)
+    return [
+        row_for(f"{name}-4m", raw, measured) | {"system": "trainmark", "load": load}
+        for name, measured in found.items()
+    ]
+
+
 # --- Spark
 
 
@@ -365,6 +399,7 @@ def main() -> None:
     parser.add_argument("--master", default="local[2]", help=argparse.SUPPRESS)
     parser.add_argument("--spark", type=int, nargs="+", help="compare Spark on so many cores")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["4m", "16m"], help="of it")
+    parser.add_argument("--against", type=Path, help="an earlier version's folder to compare with")
     parser.add_argument("--cores", type=int, nargs="+", help="measure how it scales")
     kinds = (*KINDS, *PEERS)
     parser.add_argument("--kinds", nargs="+", choices=kinds, default=KINDS, help="of input")
@@ -382,11 +417,14 @@ def main() -> None:
         arguments.folder.mkdir(parents=True, exist_ok=True)
         scale(arguments)
         return
-    wanted = arguments.only or ([] if arguments.spark else PARTS)
+    wanted = arguments.only or ([] if arguments.spark or arguments.against else PARTS)
     parts = [part for part in PARTS if part in wanted]
     arguments.folder.mkdir(parents=True, exist_ok=True)
     check_disk(parts, arguments.folder)
     rows = {_key(row): row for row in read_rows("prepare")}
+    for row in compare_versions(arguments) if arguments.against else ():
+        rows[_key(row)] = row
+        write_results("prepare", list(rows.values()))
     for row in compare_spark(arguments) if arguments.spark else ():
         rows.setdefault(_key(row), row)
         if row["engine"] != "embedded":  # which its own part measures better

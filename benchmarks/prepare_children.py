@@ -17,6 +17,15 @@ def child_embedded(arguments: argparse.Namespace) -> dict[str, float]:
         return criteo.prepare(_options(arguments, memory=arguments.memory))
 
 
+def child_command(arguments: argparse.Namespace) -> dict[str, float]:
+    from trainmark import cli
+
+    words = ["--input", f"{arguments.input}/day_*", "--output", str(arguments.output)]
+    if code := cli.main(["prepare", "criteo", *words, "--frequency-threshold", str(THRESHOLD)]):
+        raise SystemExit(code)
+    return {}
+
+
 def child_spark(arguments: argparse.Namespace) -> dict[str, float]:
     from trainmark.clicklog import criteo
 
@@ -262,6 +271,7 @@ def child_tokens(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 CHILDREN: dict[str, Callable[[argparse.Namespace], dict[str, float]]] = {
+    "command": child_command,
     "embedded": child_embedded,
     "spark": child_spark,
     "plain_spark": child_plain_spark,
