@@ -19,10 +19,10 @@ from pyarrow import fs
 from tests.unit.criteo_oracle import random_lines, write_day
 from tests.unit.test_prepare_engine import ROOMY, TIGHT, files, prepare
 from tests.unit.test_tokens import bytes_tokenizer
-from trainmark import remote
 from trainmark.clicklog import criteo, csv_data, parquet_data
 from trainmark.clicklog.engine import phases
 from trainmark.clicklog.engine.limits import Limits
+from trainmark.clicklog.sources import remote
 from trainmark.clicklog.sources.text_files import TextFile
 from trainmark.corpus import tokens
 from trainmark.errors import InputError

@@ -23,7 +23,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from trainmark import checksums, files, remote
+from trainmark import checksums, files
+from trainmark.clicklog.sources import remote
 from trainmark.corpus import dataset, tokenizer
 from trainmark.corpus.indexed import token_dtype, write_index
 from trainmark.corpus.tokenizer import Tokenizer

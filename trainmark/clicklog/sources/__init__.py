@@ -16,5 +16,5 @@ lists.py           columns of several values in a row
 labels.py          which rows are clicks; arrow_columns.py: columns in other types
 column_match.py    which columns are read, and as what; --vocabulary: as in an earlier dataset
 text_files.py      pieces of whole lines, compressed or not; unpack.py: ahead of those who parse;
-                   apart.py: in another process
+                   remote.py: files of other machines; apart.py: in another process
 """

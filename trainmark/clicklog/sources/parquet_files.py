@@ -9,8 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
-from trainmark import remote
-from trainmark.clicklog.sources import lists
+from trainmark.clicklog.sources import lists, remote
 from trainmark.errors import InputError
 
 BUFFER_BYTES = 1 << 16

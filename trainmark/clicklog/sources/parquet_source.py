@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainmark import remote
-from trainmark.clicklog.sources import apart, column_spec, lists
+from trainmark.clicklog.sources import apart, column_spec, lists, remote
 from trainmark.clicklog.sources.arrow_columns import utf8
 from trainmark.clicklog.sources.column_match import AskedColumns
 from trainmark.clicklog.sources.column_spec import ColumnUse

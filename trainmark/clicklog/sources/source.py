@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Protocol
 
-from trainmark import remote
+from trainmark.clicklog.sources import remote
 from trainmark.clicklog.sources.rows import BadRow, ParsedRows, Schema
 from trainmark.errors import InputError, no_file_matches, raise_all
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from trainmark import remote
 from trainmark.clicklog.arrays import primitives
 from trainmark.clicklog.arrays.primitives import Scratch
+from trainmark.clicklog.sources import remote
 from trainmark.clicklog.sources.source import BadRows, Piece, Position, Room, starts
 from trainmark.clicklog.sources.unpack import Unpacker
 from trainmark.errors import InputError, raise_all
