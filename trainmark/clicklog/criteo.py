@@ -12,13 +12,14 @@ from typing import Any, Literal
 
 import tyro
 
-from trainmark import files, remote
+from trainmark import files
 from trainmark.clickdata import planted
 from trainmark.clicklog import log_options
 from trainmark.clicklog.engine.job import Job
 from trainmark.clicklog.engine.splits import RANDOM
 from trainmark.clicklog.inherit import Inherited
 from trainmark.clicklog.log_options import LogOptions
+from trainmark.clicklog.sources import remote
 from trainmark.clicklog.sources.criteo_format import NAMES
 from trainmark.clicklog.sources.criteo_text import CriteoSource
 from trainmark.clicklog.sources.recipes import RECIPES, Name
