@@ -82,6 +82,7 @@ def test_an_auc_that_rose_to_the_end() -> None:
     assert rising_warned([*rising, 0.87]) == []  # as good as before
     assert rising_warned([0.6, 0.7, 0.8, 0.87, 0.8705, 0.8708, 0.871, 0.8712]) == []  # level
     assert rising_warned(rising[-3:]) == []  # too few to tell
+    assert [rising_warned([auc]) for auc in (0.7, 1.0)] == [[], []]  # --evals-per-epoch 0
     reached = dataclasses.replace(make_result().quality, reached=True)
     assert rising_warned(rising, quality=reached) == []
 

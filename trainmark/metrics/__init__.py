@@ -121,10 +121,12 @@ STILL_RISING = 0.01
 def still_rising(aucs: Sequence[float]) -> tuple[float, float] | None:
     """The best AUC in the first half of a run's evaluations, and the last one, if that is clearly
     better than all before; else None."""
+    if len(aucs) < 4:
+        return None
     *earlier, last = aucs
-    early = max(aucs[: len(aucs) // 2], default=last)
+    early = max(aucs[: len(aucs) // 2])
     gained = last - early >= STILL_RISING * (1 - early) and last > max(earlier)
-    return (early, last) if len(aucs) >= 4 and gained else None
+    return (early, last) if gained else None
 
 
 PARTS_OF_CURVE = 10

@@ -79,8 +79,7 @@ def _still_rising(cfg: Run, finished: Result) -> list[str]:
     if finished.ended != "epochs" or cfg.epochs < 2 or quality.reached or quality.metric != "auc":
         return []
     values = [e.metrics["auc"] for e in finished.evaluations if e.split == split and e.at_sample]
-    known = [value for value in values if value is not None]
-    found = metrics.still_rising(known) if known else None
+    found = metrics.still_rising([value for value in values if value is not None])
     if found is None:
         return []
     early, last = found
