@@ -117,13 +117,15 @@ def test_the_weights_to_begin_with_may_stay_the_best(
     first = tmp_path / "first"
     shutil.copytree(weeks / "run1", first)
     onto = ["--from", str(first), "--lr", "9", "--max-steps", "12", "--evals-per-epoch", "40"]
-    train(weeks, "kept", "week2", *onto, "--patience", "3")
+    train(weeks, "kept", "week2", *onto, "--patience", "3", "--target", "0.6")
     kept = small.result(weeks / "kept")
+    assert kept["quality"]["reached"]
     assert kept["best"]["at_sample"] == 0
     assert kept["quality"]["value"] > 0.6
     assert find_checkpoint(weeks / "kept").name == "step-00000000"
     assert "No step improved the weights" in "".join(kept["warnings"])
-    last = train(weeks, "last", "week2", *onto)
+    last = train(weeks, "last", "week2", *onto, "--target", "0.6")
+    assert not small.result(weeks / "last")["quality"]["reached"]  # but by what it began with
     (before, *_) = [e for e in small.result(weeks / "last")["evaluations"] if e["split"] == "test"]
     assert before["at_sample"] == 0
     assert before["metrics"]["auc"] == pytest.approx(kept["quality"]["value"])

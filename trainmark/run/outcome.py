@@ -148,9 +148,10 @@ def _quality(training: Training) -> result.Quality:
     cfg, progress = training.cfg, training.progress
     final = result.final_metrics(progress.evaluations, progress.best)
     timed = zip(progress.evaluations, progress.evaluated_at_s, strict=True)
-    at_sample, at_s = next(
-        ((e.at_sample, at_s) for e, at_s in timed if reaches_target(e, cfg)), (None, None)
-    )
+    reached = [(e.at_sample, at_s) for e, at_s in timed if reaches_target(e, cfg)]
+    # What the run began with is not its work; it counts where the run ends with it.
+    least = 0 if progress.best and progress.best.at_sample == 0 else 1
+    at_sample, at_s = next((found for found in reached if found[0] >= least), (None, None))
     return result.Quality(
         metric=cfg.metric,
         split=cfg.quality_split,
