@@ -135,7 +135,7 @@ def intern(folder: Path, indices: Sequence[int], column: int) -> None:
     starts, count = [0] * len(blocks), 0
     with (
         _Writer(all_strings_path(folder, column)) as writer,
-        numbers_path(folder, column).open("wb", buffering=0) as file,
+        numbers_path(folder, column).open("wb") as file,  # buffered: on a full disk, an error
     ):
         file.write(begins.data)
         file.truncate(begins[-1])
