@@ -272,15 +272,21 @@ def test_a_finished_phase_is_not_done_again(
     assert files(tmp_path / "out") == undisturbed
 
 
-def test_unfinished_work_of_other_settings_is_refused(log: Path, tmp_path: Path) -> None:
+def test_unfinished_work_of_other_settings_is_refused(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with failing_at_the_end():
         prepare(log / "day_*", tmp_path / "out")
     with pytest.raises(InputError, match=r"unfinished work with other settings \(seed: 0 there"):
         prepare(log / "day_*", tmp_path / "out", seed=1)
+    with monkeypatch.context() as another:
+        another.setattr(engine, "STORE", engine.STORE + 1)
+        with pytest.raises(InputError, match="unfinished work of another version of Trainmark"):
+            prepare(log / "day_*", tmp_path / "out")
     prepare(log / "day_*", tmp_path / "out")
 
 
-@pytest.mark.parametrize("change", ["content", "time"])
+@pytest.mark.parametrize("change", ["content", "time", "size"])
 def test_unfinished_work_on_other_input_is_refused(log: Path, tmp_path: Path, change: str) -> None:
     days = shutil.copytree(log, tmp_path / "log")
     with failing_at_the_end():
@@ -289,8 +295,10 @@ def test_unfinished_work_on_other_input_is_refused(log: Path, tmp_path: Path, ch
     if change == "content":  # of the same name, size and time
         day.write_bytes(b"1" + day.read_bytes()[1:-2] + b"f\n")
         os.utime(day, ns=(then.st_atime_ns, then.st_mtime_ns))
-    else:
+    elif change == "time":
         os.utime(day)
+    else:
+        day.write_bytes(2 * day.read_bytes())
     with pytest.raises(InputError, match=r"day_1 has changed since .*\.out\.work"):
         prepare(days / "day_*", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -75,11 +75,10 @@ class Work:
         about = files.read_json(self._about)
         now = {str(path): _fingerprint(path) for path in inputs}
         if about:
-            difference = files.difference(about["settings"], settings)
-            if difference:
+            if about["settings"].get("store") != settings["store"]:
                 raise InputError(
-                    f"{self.folder} holds unfinished work with other settings ({difference}). "
-                    f"Run the earlier command again, or remove that folder."
+                    f"{self.folder} holds unfinished work of another version of Trainmark. Remove "
+                    "that folder to begin again, or finish it with that version."
                 )
             then = about.get("inputs", now)
             changed = [path for path in now if then.get(path, now[path]) != now[path]]
@@ -87,6 +86,12 @@ class Work:
                 raise InputError(
                     f"{changed[0]} has changed since {self.folder}, which holds unfinished work on "
                     "it, was begun. Remove that folder to begin again."
+                )
+            difference = files.difference(about["settings"], settings)
+            if difference:
+                raise InputError(
+                    f"{self.folder} holds unfinished work with other settings ({difference}). "
+                    f"Run the earlier command again, or remove that folder."
                 )
             return dict(about["facts"])
         self.blocks.mkdir(exist_ok=True)
