@@ -31,6 +31,7 @@ from trainmark.clicklog.engine.vocabulary import Rules
 from trainmark.clicklog.engine.workers import Workers
 from trainmark.clicklog.sources import apart, parquet_files, parquet_source, text_files, unpack
 from trainmark.clicklog.sources.column_match import AskedColumns
+from trainmark.clicklog.sources.csv_source import CsvSource
 from trainmark.clicklog.sources.parquet_source import ParquetSource
 from trainmark.clicklog.sources.recipes import RECIPES
 from trainmark.clicklog.sources.rows import Column, ParsedRows, Schema, Values
@@ -397,18 +398,26 @@ def test_processes_decode_files_that_are_worth_one(
     assert len(started) == processes
 
 
-def test_a_log_that_grows_is_read_as_it_was_when_reading_began(tmp_path: Path) -> None:
+def test_a_log_that_grows_is_read_as_it_was_when_it_was_found(tmp_path: Path) -> None:
     """By this size it is known on the next run."""
     files = [tmp_path / "day_0", tmp_path / "day_1"]
     for path in files:
-        path.write_bytes(b"a line\n" * 100)
-    pieces = text_files.pieces(files, Position(), 100, Room(tmp_path / "unpacked", 1))
+        path.write_bytes(b"1,a\n" * 100)
+    asked = AskedColumns(text="label=1 categorical=2")
+    source = CsvSource(files, asked, header=False)
+
+    def grow() -> None:
+        for path in files:
+            with path.open("ab") as file:
+                file.write(b"0,one more\n" * 100)
+
+    grow()
+    pieces = source.pieces(Position(), 100, Room(tmp_path / "unpacked", 1))
     read = [next(pieces)]
-    for path in files:
-        with path.open("ab") as file:
-            file.write(b"one more\n" * 100)
+    grow()
     read += pieces
-    assert b"".join(bytes(text_files.read(piece.raw)) for piece in read) == b"a line\n" * 200
+    assert b"".join(bytes(text_files.read(piece.raw)) for piece in read) == b"1,a\n" * 200
+    assert source.settings()["input"] == [["day_0", 400], ["day_1", 400]]
 
 
 def test_addresses_of_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,6 +87,7 @@ class CriteoSource:
         )
         self.files = list(files)
         text_files.check_files(self.files, bad_rows)
+        self._names_and_sizes = names_and_sizes(self.files)
         self.recipe = recipe
         self.bad_rows = bad_rows
         self._without_label = [not labelled and _lacks_label(path) for path in self.files]
@@ -98,7 +99,7 @@ class CriteoSource:
 
     def settings(self) -> dict[str, Any]:
         return {
-            "input": names_and_sizes(self.files),
+            "input": self._names_and_sizes,
             "recipe": self.recipe.name,
             **({"without_label": self._without_label} if any(self._without_label) else {}),
             **({"keep": self._keep} if self._keep else {}),
@@ -122,7 +123,8 @@ class CriteoSource:
         return text_files.bytes_per_line(self.files)
 
     def pieces(self, start: Position, piece_bytes: int, room: Room) -> Generator[Piece]:
-        return text_files.pieces(self.files, start, piece_bytes, room)
+        sizes = [size for _, size in self._names_and_sizes]
+        return text_files.pieces(self.files, sizes, start, piece_bytes, room)
 
     def parse(self, piece: Piece) -> ParsedRows:
         whole: int = piece.raw.end - piece.raw.begin

@@ -61,6 +61,7 @@ class CsvSource:
             raise InputError(f"--delimiter is {delimiter!r}; one character is expected.")
         self.files = list(files)
         text_files.check_files(self.files, bad_rows)
+        self._names_and_sizes = names_and_sizes(self.files)
         self.bad_rows = bad_rows
         self._delimiter, self._header, self._missing = delimiter, header, list(missing)
         self.names = column_names(self.files, delimiter, header)
@@ -76,7 +77,7 @@ class CsvSource:
 
     def settings(self) -> Mapping[str, Any]:
         return {
-            "input": names_and_sizes(self.files),
+            "input": self._names_and_sizes,
             **self._asked.settings(self.schema),
             "delimiter": self._delimiter,
             "header": self._header,
@@ -174,7 +175,8 @@ class CsvSource:
         )
 
     def pieces(self, start: Position, piece_bytes: int, room: Room) -> Generator[Piece]:
-        return text_files.pieces(self.files, start, piece_bytes, room)
+        sizes = [size for _, size in self._names_and_sizes]
+        return text_files.pieces(self.files, sizes, start, piece_bytes, room)
 
     def parse(self, piece: Piece) -> ParsedRows:
         whole = text_files.read(piece.raw)

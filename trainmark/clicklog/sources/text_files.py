@@ -212,24 +212,26 @@ class TextRange:
 
 
 def pieces(
-    paths: Sequence[Path], start: Position, piece_bytes: int, room: Room
+    paths: Sequence[Path], sizes: Sequence[int], start: Position, piece_bytes: int, room: Room
 ) -> Generator[Piece]:
-    """Pieces of about `piece_bytes` from `start` on, of plain files and of packed ones."""
+    """Pieces of about `piece_bytes` from `start` on, of plain files and of packed ones.
+
+    Args:
+        sizes: how much of each plain file to read: a log may grow meanwhile.
+    """
     places = starts(paths, start)
     packed = [place for place in places if is_packed(paths[place.file])]
 
     def unpack(place: Position) -> Iterator[Piece]:
         return _unpacked(paths[place.file], place, piece_bytes, room.folder)
 
-    # Now, as they are known by: a log may grow while it is read.
-    sizes = {p: paths[p.file].stat().st_size for p in places if p not in packed}
-    left = sum(size - place.offset for place, size in sizes.items())
+    left = sum(sizes[place.file] - place.offset for place in places if place not in packed)
     with Unpacker(packed, unpack, room) as unpacker:
         for place in places:
             if place in packed:
                 yield from unpacker.pieces(place)
                 continue
-            plain = (paths[place.file], sizes[place])
+            plain = (paths[place.file], sizes[place.file])
             for piece in _plain_pieces(*plain, place, piece_bytes, left, room):
                 left -= piece.num_bytes
                 yield piece
