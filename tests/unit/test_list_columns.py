@@ -369,6 +369,32 @@ def test_a_text_has_room_for_the_longest_list_that_there_is(
     assert (tmp_path / "d/train/cat_0.bin").read_bytes() == found[5]
 
 
+def test_later_rows_have_the_room_of_the_earlier_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --vocabulary, nothing advises what contradicts the earlier dataset, and the same
+    --columns agree with it."""
+    log, old = make_log() | {"city": ["c"] * ROWS}, str(tmp_path / "old")
+    columns = COLUMNS.replace("tags,seen", "tags:string[20],seen:list")
+    path = write_csv(tmp_path / "log.csv", log)
+    assert prepare("csv", path, tmp_path / "old", columns) == 0
+    assert "Every row of tags has room for 20 values" in capsys.readouterr().out
+    log["seen"][3] = list(range(9))
+    path = write_csv(tmp_path / "log.csv", log)
+    command = ("csv", path, tmp_path / "new", columns, "--vocabulary", old)
+    said = refused(capsys, prepare(*command))
+    assert "expected a list of at most 5 values, each string or nothing. With" in said
+    assert "of lists that are too long, the last values" in said
+    assert prepare(*command, "--bad-rows", "keep") == 0
+    assert "Warning" not in capsys.readouterr().out
+    assert feature_spec.read(tmp_path / "new").hotness == (20, 5, 1)
+    semicolons = columns.replace("tags:string[20]", "tags:string[20;]")
+    assert prepare("csv", path, tmp_path / "old;", semicolons, "--bad-rows", "keep") == 0
+    columns = columns.replace("tags:string[20]", "tags:list")
+    said = refused(capsys, prepare("csv", path, tmp_path / "n", columns, "--vocabulary", f"{old};"))
+    assert f"--columns reads 'tags' as list; {old}; has it as string[20;]" in said
+
+
 def test_rows_have_no_room_for_any_number_of_values(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -380,6 +406,11 @@ def test_rows_have_no_room_for_any_number_of_values(
     assert prepare("csv", path, tmp_path / "d", columns.format(2000)) == 0
     assert feature_spec.read(tmp_path / "d").hotness == (2000,)
     log["seen"][3] = [7] * 10_001
+    path = write_csv(tmp_path / "long.csv", log)
+    said = refused(
+        capsys, prepare("csv", path, tmp_path / "c", "label=clicked categorical=seen:list")
+    )
+    assert "at most 100 values, each string or nothing. With" in said
     parquet = write_parquet(tmp_path / "log.parquet", log)
     said = refused(capsys, prepare("parquet", parquet, tmp_path / "p"))
     assert "longest list of seen has 10,001 values; at most 10,000 are stored" in said

@@ -271,7 +271,9 @@ def show(output: Path, facts: Mapping[str, Any]) -> None:
     shares = {name: feature["rare_share"] for name, feature in facts["features"].items()}
     if warning := rare_warning(shares):
         warn(warning)
-    for name, feature in facts["features"].items():
+    # With --vocabulary, the earlier dataset has decided what columns are.
+    is_new = not facts["settings"].get("vocabulary")
+    for name, feature in facts["features"].items() if is_new else ():
         if sentence := list_warning(name, feature):
             warn(sentence)
         if sentence := weekday_warning(name, feature["kept"], facts["features"]):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
-from trainmark.clicklog.sources import column_spec, number_readings
+from trainmark.clicklog.sources import column_spec, lists, number_readings
 from trainmark.clicklog.sources.column_spec import IS, READINGS, ColumnUse, RowRole
 from trainmark.clicklog.sources.rows import Schema
 from trainmark.errors import InputError, listed, raise_all, unknown
@@ -137,11 +137,18 @@ def _contradictions(given: Sequence[ColumnUse], old: OldColumns) -> Iterator[str
             yield (
                 f"--columns has {name!r} as {use.role}; in {old.dataset} it is {known[name].role}."
             )
-        elif use.reading not in (None, number_readings.AUTO, known[name].reading):
+        elif not _agree(use.reading, known[name].reading):
             yield (
                 f"--columns reads {name!r} as {use.reading}; {old.dataset} has it as "
                 f"{known[name].reading}, which its ids and numbers follow."
             )
+
+
+def _agree(given: str | None, known: str | None) -> bool:
+    """Whether --columns, which may leave it open, reads a column as it was."""
+    if given == lists.WORD and (of_list := lists.parse(known)):
+        return of_list.separator == lists.SEPARATOR
+    return given in (None, number_readings.AUTO, known)
 
 
 # --- columns of rows: each may be a feature, too, or not be named in --columns at all

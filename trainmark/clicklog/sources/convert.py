@@ -39,12 +39,17 @@ class Converted:
 
 
 def convert(
-    columns: Sequence[pa.Array], uses: Sequence[ColumnUse], *, takes_missing: bool = False
+    columns: Sequence[pa.Array],
+    uses: Sequence[ColumnUse],
+    *,
+    takes_columns: bool = False,
+    takes_missing: bool = False,
 ) -> Converted:
     """Convert one batch; `columns` and `uses` correspond.
 
     Args:
-        takes_missing: whether --missing can be given for these rows: then messages tell of it.
+        takes_columns, takes_missing: whether --columns, and --missing, can say otherwise of these
+            rows: then messages tell of it.
     """
     columns = [_plain(column, use) for column, use in zip(columns, uses, strict=True)]
     problems: dict[int, str] = {}
@@ -76,7 +81,7 @@ def convert(
         for row in np.flatnonzero(bad).tolist():
             found = column[row].as_py()
             received = "missing" if found is None else f"{found!r:.60}"
-            wanted = expected(use) + _hint(use, found, takes_missing)
+            wanted = expected(use) + _hint(use, found, takes_columns, takes_missing)
             problems.setdefault(row, f"{use.column} is {received}, expected {wanted}")
     matrix = np.stack(numerical).T if numerical else np.empty((rows, 0))
     return Converted(label.clicks, matrix, categorical, problems, label.bad, label.others)
@@ -101,12 +106,12 @@ def expected(use: ColumnUse) -> str:
     return f"{use.reading} or nothing"
 
 
-def _hint(use: ColumnUse, found: Any, takes_missing: bool) -> str:
+def _hint(use: ColumnUse, found: Any, takes_columns: bool, takes_missing: bool) -> str:
     """How to have read what was found: longer lists, numbers with commas, words for nothing."""
     if of_list := lists.parse(use.reading):
         values = lists.split(found, of_list.separator) if isinstance(found, str) else found
         values = [value for value in values if value not in ("", None)]
-        if len(values) <= of_list.most:
+        if not takes_columns or not of_list.most < len(values) <= lists.LIMIT:
             return ""
         return f" ({use.column}:{replace(of_list, most=len(values))} takes this one)"
     if not isinstance(found, str):

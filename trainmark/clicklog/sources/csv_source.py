@@ -191,8 +191,8 @@ class CsvSource:
         columns = [table[use.column] for use in self.uses]
         if self._padded:
             columns = [self._without_blanks(column) for column in columns]
-        takes_missing = self._asked.old is None  # which has said what is missing
-        converted = convert(columns, self.uses, takes_missing=takes_missing)
+        is_new = self._asked.old is None  # else that has said it
+        converted = convert(columns, self.uses, takes_columns=is_new, takes_missing=is_new)
         if names := self._asked.keep:
             converted = replace(converted, kept=table.select(list(names)).combine_chunks())
         lines = numbers + line

@@ -276,7 +276,7 @@ class ParquetSource:
 
     def _converted(self, rows: pa.RecordBatch) -> Converted:
         columns = [utf8(rows.column(use.column)) for use in self.uses]
-        converted = convert(columns, self.uses)
+        converted = convert(columns, self.uses, takes_columns=self._asked.old is None)
         if not (names := list(self._asked.keep)):
             return converted
         kept = pa.table([rows.column(name) for name in names], names=names)

@@ -95,7 +95,8 @@ def stop_at(bad: BadRow) -> NoReturn:
     """Raise a bad row."""
     raise InputError(
         f"{bad}. With --bad-rows skip such lines are left out and listed; with --bad-rows keep "
-        "bad fields count as missing where the rest of the line can be used."
+        "bad fields count as missing (of lists that are too long, the last values) where the rest "
+        "of the line can be used."
     )
 
 
