@@ -136,6 +136,7 @@ def test_the_weights_to_begin_with_may_stay_the_best(
     first.rename(tmp_path / "moved")
     train(weeks, "last", "week2", *onto, "--max-steps", "15")
     assert small.result(weeks / "last")["steps"]["all"] == 15
+    assert any(n.startswith("Started from ") for n in small.result(weeks / "last")["notes"])
     shared = [*FLAGS, "--data", str(weeks / "week2"), "--output", str(weeks / "last"), *onto]
     other = ["train", "dlrm-demo", *shared, "--from", str(tmp_path / "other")]
     refused(capsys, other, "other does not exist")

@@ -16,7 +16,7 @@ from trainmark import metrics, workloads
 from trainmark.cli import main
 from trainmark.config import Run, TrainOptions
 from trainmark.report import reports
-from trainmark.run.result import Evaluation, Steps
+from trainmark.run.result import Best, Evaluation, Steps
 from trainmark.run.warnings import warnings
 from trainmark.verbs.flags import parse_run
 from trainmark.workloads import resolve
@@ -40,7 +40,12 @@ def test_fewer_than_200_steps() -> None:
     assert steps_warned(1) == []  # it reached its target
     finished = make_result(steps=Steps(all=20, warmup=0, skipped=0), quality=quality)
     nowhere = Path("/nonexistent")
-    assert warnings(config(), finished, nowhere, from_another=True) == []  # it was trained before
+    began_with = {"path": "/run/checkpoints/step-00000009", "with_optimizer": True}
+    assert warnings(config(), finished, nowhere, began_with=began_with) == []  # trained before
+    best = Best(step=0, at_sample=0, split="test", metric="auc", value=0.7)
+    kept = dataclasses.replace(finished, best=best)
+    warning, *_ = warnings(config(), kept, nowhere, began_with=began_with)
+    assert warning.endswith("which are kept. Lower --lr.")
 
 
 def test_few_steps_that_nobody_chose_are_enough(tmp_path: Path) -> None:

@@ -222,6 +222,8 @@ def _notes(training: Training) -> Iterator[str]:
         yield f"Steps {cfg.profile} ran under torch.profiler."
     if training.start:
         yield f"Started from the {training.start}."
+    elif training.began_with:  # in an earlier session
+        yield f"Started from {training.began_with['path']}."
     yield from workloads.definition(cfg).notes(cfg)
 
 

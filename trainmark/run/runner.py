@@ -200,7 +200,7 @@ def _write(
     samples = finished.best.at_sample if finished.best else finished.samples
     assessed = assessments(cfg, workload, predictions)
     write_scores(output, predictions, most=cfg.keep_scores, samples=samples, data=cfg.data)
-    found = warnings(cfg, finished, output, from_another=training.began_with is not None)
+    found = warnings(cfg, finished, output, began_with=training.began_with)
     finished = dataclasses.replace(finished, warnings=found, assessments=assessed)
     if reference:
         finished = with_verdict(finished, output, reference)

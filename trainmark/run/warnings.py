@@ -4,7 +4,9 @@ Notes say how a result came about; warnings say that something is probably wrong
 """
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from trainmark import metrics, workloads
 from trainmark.config import Run
@@ -15,17 +17,19 @@ from trainmark.run.result import Result
 FEW_STEPS = 200
 
 
-def warnings(cfg: Run, finished: Result, output: Path, *, from_another: bool = False) -> list[str]:
+def warnings(
+    cfg: Run, finished: Result, output: Path, *, began_with: Mapping[str, Any] | None = None
+) -> list[str]:
     """One sentence or two for each thing to be warned about.
 
     Args:
         cfg: the resolved configuration.
         finished: its result.
         output: the run's folder, which holds the loss curve.
-        from_another: whether it started from another run's weights, which know the data already.
+        began_with: another run's weights, as checkpoints keep it: they know the data already.
     """
     return [
-        *(_lost(finished) if from_another else _few_steps(cfg, finished)),
+        *(_lost(finished, began_with) if began_with else _few_steps(cfg, finished)),
         *_still_rising(cfg, finished),
         *_risen_loss(cfg, output / finished.loss.curve),
         *_optimistic_choice(finished),
@@ -49,7 +53,7 @@ def _few_steps(cfg: Run, finished: Result) -> list[str]:
     ]
 
 
-def _lost(finished: Result) -> list[str]:
+def _lost(finished: Result, began_with: Mapping[str, Any]) -> list[str]:
     """Where the weights that the run began with were better than those it has made."""
     quality, best = finished.quality, finished.best
     split = best.split if best else quality.split
@@ -58,10 +62,11 @@ def _lost(finished: Result) -> list[str]:
     }
     first = values.get(0)
     if best and best.at_sample == 0:
+        or_more = ", or take the optimiser's state, too (--with-optimizer)"
         return [
             f"No step improved the weights that the run began with ({quality.metric} on {split} "
-            f"{best.value:.5g}), which are kept. Lower --lr, or take the optimiser's state, too "
-            "(--with-optimizer)."
+            f"{best.value:.5g}), which are kept. Lower --lr"
+            f"{'' if began_with['with_optimizer'] else or_more}."
         ]
     if best or not metrics.improves(first, quality.value, quality.better):
         return []
