@@ -488,16 +488,26 @@ def test_integers_that_no_single_file_has_a_type_for(first: int, tmp_path: Path)
             "y": [0, 1, 1] * 20,
             "user": pa.array(values[number] * 20, kinds[number]),
             "tags": pa.array([[v] for v in values[number]] * 20, pa.list_(kinds[number])),
+            "seen": pa.nulls(60) if number == 3
+            else pa.array([values[number]] * 60, pa.list_(kinds[number])),
             "word": pa.array([None if v is None else str(v) for v in values[number]] * 20,
                              pa.null() if number == 3 else pa.string()),
             "n": pa.array(values[number] * 20, kinds[number]),
         }  # fmt: skip
         pa.parquet.write_table(pa.table(table), tmp_path / f"log_{place}.parquet")
     output = prepare(
-        tmp_path, "log_*.parquet", columns="label=y numerical=n:plain categorical=user,tags,word"
+        tmp_path,
+        "log_*.parquet",
+        columns="label=y numerical=n:plain categorical=user,tags,seen,word",
     )
     columns = json.loads((output / "vocabulary/vocabulary.json").read_text())["inputs"]["columns"]
-    assert [use["reading"] for use in columns] == ["plain", "int64", "int64[1]", "string"]
+    assert [use["reading"] for use in columns] == [
+        "plain",
+        "int64",
+        "int64[1]",
+        "int64[3]",
+        "string",
+    ]
     known = pa.parquet.read_table(output / "vocabulary/cat_0.parquet")["value"].to_pylist()
     assert [value for value in known if value is not None] == [-7, 1, 2, 3, 255, 2**40]
 

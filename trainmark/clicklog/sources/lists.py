@@ -141,6 +141,8 @@ def _values_there(column: Any) -> tuple[Any, NDArray[np.int64]]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if pa.types.is_null(column.type):  # of a file in which no row has a list
+        column = column.cast(pa.list_(pa.null()))
     values, row = pc.list_flatten(column), pc.list_parent_indices(column).to_numpy()
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
