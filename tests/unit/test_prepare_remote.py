@@ -163,6 +163,34 @@ def test_a_lost_connection_is_no_damage(
     assert file.damage is None
 
 
+def test_packed_files_are_read_in_large_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is a request; gzip asks for 8 KiB at a time."""
+    text, reads = random.Random(1).randbytes(1 << 18).hex().encode(), list[int]()
+
+    class Counted(io.FileIO):
+        def readinto(self, buffer: Any) -> int:
+            reads.append(len(buffer))
+            return super().readinto(buffer) or 0
+
+    monkeypatch.setattr(remote.RemoteFile, "open", lambda self, *_, **__: Counted(self.uri[5:]))
+    for name, packed in {
+        "a.gz": gzip.compress(text), "b.zst": pa.compress(text, "zstd", asbytes=True),
+        "c.xz": lzma.compress(text),
+    }.items():  # fmt: skip
+        (tmp_path / name).write_bytes(packed)
+        where: Any = remote.RemoteFile(f"s3://{tmp_path / name}")
+        found = bytearray(len(text))
+        if where.suffix != ".xz":
+            with TextFile(where) as file:
+                assert file.read_into(found) == len(text)
+            assert found == text
+        if where.suffix != ".zst":
+            assert next(tokens._blocks([where])).text == text
+    assert len(reads) <= 4 * 4  # of four files
+
+
 def test_texts(bucket: Path, tmp_path: Path) -> None:
     """Plain and packed, of several lines; a continued preparation knows them by address."""
     texts = {

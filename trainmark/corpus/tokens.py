@@ -15,7 +15,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -149,7 +149,7 @@ def _blocks(paths: list[Path]) -> Iterator[TextBlock]:
     number = 0
     for path in paths:
         line = 1
-        with _open(path) as file:
+        with _opened(path) as file:
             text = _read(path, file)
             while True:
                 following = _read(path, file) if text else b""
@@ -168,10 +168,15 @@ def _read(path: Path, file: BinaryIO) -> bytes:
         raise InputError(f"{path} cannot be read: {error}.") from None
 
 
-def _open(path: Path) -> Any:
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     """Unpacked. A file elsewhere is read here, too: connections do not survive a fork."""
-    unpacked: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, io.BufferedReader)
-    return unpacked(path.open("rb", buffering=0))
+    unpacked: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, nullcontext)
+    with (
+        io.BufferedReader(path.open("rb", buffering=0), remote.READ_BYTES) as file,
+        unpacked(file) as text,
+    ):
+        yield text
 
 
 def _tokenise(paths: list[Path], options: Options, parts: Path) -> int:

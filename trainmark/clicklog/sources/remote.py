@@ -18,6 +18,9 @@ from typing import Any, cast
 from trainmark.errors import InputError, no_file_matches
 
 SCHEMES = ("s3://", "gs://", "gcs://", "hdfs://", "abfs://", "abfss://")
+READ_BYTES = 2 << 20
+"""What is read at a time of a packed file: each part is a request where the file is elsewhere, and
+who unpacks it asks for 8 KiB."""
 RETRY_S = 60
 """How long a connection to gs:// is tried, unless the address says it."""
 

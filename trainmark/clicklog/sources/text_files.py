@@ -138,24 +138,27 @@ class TextFile:
         except OSError as error:
             raise _unreadable(path, error) from None
         self._file: Any = self._raw
+        self._stored: Any = self._raw
         self._unread = memoryview(b"")
+        if path.suffix in PACKED:
+            self._stored = io.BufferedReader(self._raw, remote.READ_BYTES)
         if path.suffix == ".gz":
-            self._file = gzip.GzipFile(fileobj=self._raw)
+            self._file = gzip.GzipFile(fileobj=self._stored)
         elif path.suffix == ".zst":
             import pyarrow as pa
 
-            self._file = pa.CompressedInputStream(pa.PythonFile(self._raw, "r"), "zstd")
+            self._file = pa.CompressedInputStream(pa.PythonFile(self._stored, "r"), "zstd")
 
     def __enter__(self) -> "TextFile":
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._file.close()
-        self._raw.close()
+        self._stored.close()
 
     def bytes_read(self) -> int:
         """How much of the file on disk has been read."""
-        return self._raw.tell()
+        return int(self._stored.tell())
 
     def skip(self, offset: int) -> None:
         """Go to a byte of the text."""
