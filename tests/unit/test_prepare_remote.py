@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import json
 import lzma
 import os
 import random
@@ -206,6 +207,18 @@ def test_texts(bucket: Path, tmp_path: Path) -> None:
         found.append({path.suffix: path.read_bytes() for path in output.glob("corpus_*.[bi]*")})
     assert set(found[0]) == {".bin", ".idx"}
     assert found[0] == found[1]
+    (bucket / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    address, output = "s3://bucket/a.jsonl?endpoint_override=localhost:9000", tmp_path / "json"
+    tokens.prepare(tokens.Options(input=address, tokenizer=tokenizer, output=output))
+    note = json.loads(next(output.glob("*.json")).read_text())
+    assert note["settings"]["inputs"][0][0] == "s3://bucket/a.jsonl"
+    for given, kept in (
+        ("s3://KEY:secret@bucket/a@b:c", "s3://KEY@bucket/a@b:c"),
+        ("abfs://store@account/a", "abfs://store@account/a"),
+        ("logs/a?b", "logs/a?b"),
+    ):
+        assert remote.without_secrets(given) == kept
+    assert (note["documents"], note["tokens"]) == (2, 2 * len("one") + 2)
     with pytest.raises(InputError, match=r"No file matches --input 's3://bucket/d\.txt'"):
         tokens.prepare(
             tokens.Options(input="s3://bucket/d.txt", tokenizer=tokenizer, output=tmp_path / "d")

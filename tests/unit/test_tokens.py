@@ -418,7 +418,7 @@ from trainmark.cli import main
 from trainmark.corpus import tokens
 
 def blocks(paths):
-    yield tokens.TextBlock(0, str(paths[0]), 1, b"text", ends_file=True)
+    yield tokens.TextBlock(0, str(paths[0]), 1, b"text", ends_file=True, is_json=False)
     while not list(Path(sys.argv[1]).glob("out/.corpus*/00000000.npz")):
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -67,6 +67,8 @@ class TextBlock:
     first_line: int
     text: bytes
     ends_file: bool
+    is_json: bool
+    """Whether each line is a document."""
 
 
 def _find(given: str) -> list[Path]:
@@ -128,7 +130,10 @@ def _refuse_other_dataset(
 
 
 def _settings(options: Options, paths: list[Path], tokens: Tokenizer) -> dict[str, Any]:
-    inputs = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in paths]
+    inputs = [
+        [remote.without_secrets(str(path)), path.stat().st_size, path.stat().st_mtime_ns]
+        for path in paths
+    ]
     return {
         "inputs": inputs,
         "tokenizer": tokens.digest,
@@ -148,12 +153,15 @@ def _blocks(paths: list[Path]) -> Iterator[TextBlock]:
     """Whole lines, about BLOCK_BYTES of them each; which is a matter of the input alone."""
     number = 0
     for path in paths:
-        line = 1
+        line, suffixes = 1, Path(path.name).suffixes
+        is_json = any(suffix in _JSON_LINES for suffix in suffixes)
         with _opened(path) as file:
             text = _read(path, file)
             while True:
                 following = _read(path, file) if text else b""
-                yield TextBlock(number, str(path), line, text, ends_file=not following)
+                yield TextBlock(
+                    number, str(path), line, text, ends_file=not following, is_json=is_json
+                )
                 number += 1
                 line += text.count(b"\n")
                 if not following:
@@ -233,9 +241,8 @@ def _end_with_parent() -> None:
 def _write_part(block: TextBlock, parts: Path) -> None:
     """The block's tokens, the lengths of its pieces, and whether the last one ends a document."""
     options, tokens = _STATE["options"], _STATE["tokens"]
-    is_json = any(suffix in _JSON_LINES for suffix in Path(block.path).suffixes)
-    texts = _json_texts(block, options.json_key) if is_json else [_decode(block)]
-    ends = is_json or block.ends_file
+    texts = _json_texts(block, options.json_key) if block.is_json else [_decode(block)]
+    ends = block.is_json or block.ends_file
     documents = tokens.encode(texts)
     if not any(documents) and any(text.strip() for text in texts):
         raise InputError(
@@ -245,7 +252,7 @@ def _write_part(block: TextBlock, parts: Path) -> None:
     if options.append_eod:
         for place, document in enumerate(documents):
             # As Megatron does it, an empty document has no end; the last part of a long one has.
-            has_begun = bool(document) or (not is_json and block.first_line > 1)
+            has_begun = bool(document) or (not block.is_json and block.first_line > 1)
             if has_begun and (ends or place < len(documents) - 1):
                 document.append(tokens.end_of_document)
     ids = np.array([i for document in documents for i in document], token_dtype(tokens.vocab_size))

@@ -29,6 +29,16 @@ def is_remote(pattern: str) -> bool:
     return pattern.startswith(SCHEMES)
 
 
+def without_secrets(address: str) -> str:
+    """As it may be kept: without options and password; a path of this machine as it is."""
+    if not is_remote(address):
+        return address
+    scheme, _, rest = address.partition("?")[0].partition("://")
+    server, slash, path = rest.partition("/")
+    user, at, host = server.rpartition("@")
+    return f"{scheme}://{user.partition(':')[0]}{at}{host}{slash}{path}"
+
+
 def filesystem(uri: str) -> tuple[Any, str]:
     """Arrow's filesystem for an address, and the path in it."""
     from pyarrow import fs
