@@ -271,7 +271,10 @@ def test_every_stage_has_a_layer() -> None:
         ),
         ({"precision": "fp8", "sequence": 100, "micro_batch": 1}, "a multiple of 16 tokens"),
         ({"model": runs.Model(heads=5)}, "must divide model.hidden"),
-        ({"global_batch": 513}, "must equal micro_batch x accumulate"),
+        (
+            {"precision": "fp8", "sequence": 100, "global_batch": 513, "micro_batch": None},
+            "^global_batch 513 must equal micro_batch x accumulate",  # and nothing of tokens
+        ),
         ({"data": None}, "prepare tokens"),
         ({"split": "1,2"}, "three weights"),
     ],

@@ -188,7 +188,7 @@ def _fp8_problems(cfg: LlamaRun) -> Iterator[str]:
                 f"fp8 needs each rank's part of {name} to be a multiple of 16. Received: {width} "
                 f"over TP{axes['tp']}."
             )
-    batches, _ = resolve_batches(cfg, axes["dp"])
-    tokens = (batches.micro_batch or 1) * cfg.sequence
+    batches, wrong = resolve_batches(cfg, axes["dp"])
+    tokens = 0 if wrong else filled(batches.micro_batch) * cfg.sequence  # `resolve_run` reports it
     if tokens % 16:
         yield f"fp8 needs a micro-batch of a multiple of 16 tokens. Received: {tokens}."
