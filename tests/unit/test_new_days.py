@@ -113,12 +113,19 @@ def test_a_run_that_is_taken_on_is_one_that_never_ended(weeks: Path) -> None:
 def test_the_weights_to_begin_with_may_stay_the_best(
     weeks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Then the run ends with them, or says that they were better; it goes on if they are gone."""
+    """Then the run ends with them, or says that they were better; it goes on from them, and if they
+    are gone."""
     first = tmp_path / "first"
     shutil.copytree(weeks / "run1", first)
     onto = ["--from", str(first), "--lr", "9", "--max-steps", "12", "--evals-per-epoch", "40"]
-    train(weeks, "kept", "week2", *onto, "--patience", "3", "--target", "0.6")
-    kept = small.result(weeks / "kept")
+    patient = [*onto, "--patience", "3", "--target", "0.6"]
+    train(weeks, "kept", "week2", *patient)
+    kept, curve = small.result(weeks / "kept"), small.curve(weeks / "kept")
+    shutil.rmtree(small.newest(weeks / "kept"))  # as one that was killed before its first step
+    (weeks / "kept" / "result.json").unlink()
+    train(weeks, "kept", "week2", *patient)
+    assert small.curve(weeks / "kept") == curve
+    assert small.result(weeks / "kept")["best"] == kept["best"]
     assert kept["quality"]["reached"]
     assert kept["best"]["at_sample"] == 0
     assert kept["quality"]["value"] > 0.6
