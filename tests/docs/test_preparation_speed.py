@@ -1,9 +1,11 @@
 """The estimates of docs/preparation_speed.md follow from benchmarks/results."""
 
+import re
+
 import pytest
 
 from benchmarks.common import read_rows
-from tests.docs.commands import table
+from tests.docs.commands import ROOT, table
 from tests.docs.test_performance import assert_rounded, only
 
 
@@ -47,3 +49,14 @@ def test_small_logs() -> None:
                 assert_rounded(shown, only(rows, kind=kind.strip("`"), cores=cores)["seconds"])
     of_csv = {row["digest"] for row in rows if row["kind"] == "csv"}
     assert len(of_csv) == 1
+
+
+def test_an_earlier_version() -> None:
+    page, rows = (ROOT / "docs/preparation_speed.md").read_text(), read_rows("prepare")
+    earlier, now = (only(rows, engine=name) for name in ("earlier command", "command"))
+    shown = re.search(r"commit (\w+)\) takes ([\d.]+) s .*? this one ([\d.]+)\s", page, re.S)
+    assert shown is not None
+    commit, *seconds = shown.groups()
+    assert commit == earlier["commit"]
+    for cell, row in zip(seconds, (earlier, now), strict=True):
+        assert_rounded(cell, row["seconds"])
