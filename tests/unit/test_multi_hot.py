@@ -294,7 +294,7 @@ def test_hotness_that_disagrees_with_the_data(tmp_path: Path) -> None:
 def test_crosses_are_of_single_ids(tmp_path: Path) -> None:
     """Which is all that is said: the dataset's own hotness is right."""
     data = bags.write_dataset(tmp_path / "data")
-    with pytest.raises(InputError, match=r"^model\.crosses are for a dataset with one id of each"):
+    with pytest.raises(InputError, match=r"^model\.crosses are for one id of each feature; "):
         bags.run(data, crosses=("0x1",))
 
 
