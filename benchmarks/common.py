@@ -95,7 +95,7 @@ def write_results(
             older one.
     """
     machine, software = environment(device)
-    software["commit"] = commit or software["commit"]
+    software |= {"commit": commit or software["commit"], "command": command()}
     document = {
         "schema": SCHEMA,
         "commit": software["commit"],

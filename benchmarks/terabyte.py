@@ -167,7 +167,8 @@ def collect(folder: Path, commit: str | None) -> None:
                 found["differences"] = json.loads((folder / name / DIFFERENCES).read_text())
             rows[name] = found | {"commit": found["commit"] or commit}
             hardware = {k: v for k, v in result["hardware"].items() if k != "monitor"}
-            document |= {"hardware": hardware, "software": result["software"]}
+            software = {k: v for k, v in result["software"].items() if k != "command"}
+            document |= {"hardware": hardware, "software": software}
     ours = [rows[name] for name in RUNS if name in rows]
     document = {"schema": SCHEMA, "commit": commit, "command": "see each row"} | document
     document["rows"] = ours + published_rows()
